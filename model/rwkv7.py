@@ -1,0 +1,145 @@
+"""RWKV-7 "Goose": the forward pass over packed sequences, on the operators of ``cog_rwkv_ops``.
+
+The formulas are those of the paper (arXiv:2503.14456, section 4) in the order in which it gives them. Shapes: N packed
+tokens of B sequences, C = width = heads * head_size. Activations between the operators are float32 on every device;
+matrices are kept in the model's dtype; vectors are float32. There is no device branch here.
+"""
+
+from dataclasses import dataclass
+
+import cog_rwkv_ops as ops
+import torch
+from torch import Tensor
+
+from model.checkpoint import Checkpoint
+from model.config import Config
+from model.state import StatePool
+from model.weights import Weights
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Which sequences the packed tokens belong to.
+
+    Sequence i is tokens ``cu_seqlens[i]:cu_seqlens[i+1]`` and its state is row ``rows[i]`` of the pool; both are int64,
+    of shapes [B + 1] and [B], on the model's device. The rows of a call differ from each other.
+    """
+
+    rows: Tensor
+    cu_seqlens: Tensor
+
+
+class TimeMix:
+    """Token shift, the WKV-7 recurrence and its gate: the attention of RWKV-7."""
+
+    def __init__(self, w: Weights, block: str) -> None:
+        att = f"{block}att."
+        self.mix = torch.stack([w.vector(f"{att}x_{name}") for name in "rwkvag"])
+        self.receptance, self.key, self.value, self.output = (
+            w.matrix(f"{att}{name}.weight") for name in ("receptance", "key", "value", "output")
+        )
+        self.decay = (*w.low_rank(f"{att}w1", f"{att}w2"), w.vector(f"{att}w0"))
+        self.in_context_rate = (*w.low_rank(f"{att}a1", f"{att}a2"), w.vector(f"{att}a0"))
+        self.gate = w.low_rank(f"{att}g1", f"{att}g2")
+        # The first layer is where v_first comes from, so it has nothing to mix in.
+        first = block == "blocks.0."
+        self.value_mix = None if first else (*w.low_rank(f"{att}v1", f"{att}v2"), w.vector(f"{att}v0"))
+        self.k_k, self.k_a, self.r_k = (w.vector(f"{att}{name}") for name in ("k_k", "k_a", "r_k"))
+        self.norm = w.vector(f"{att}ln_x.weight"), w.vector(f"{att}ln_x.bias")
+
+    def __call__(self, x: Tensor, v_first: Tensor | None, shift: Tensor, wkv: Tensor, seq: Packed) -> tuple[Tensor, Tensor]:
+        """x [N, C] -> (output [N, C], value of the first layer [N, C]); ``shift`` and ``wkv`` are updated in place."""
+        x_r, x_w, x_k, x_v, x_a, x_g = ops.token_shift_(x, self.mix, shift, seq.rows, seq.cu_seqlens).unbind(0)
+        r = ops.linear(x_r, self.receptance)
+        k = ops.linear(x_k, self.key)
+        v = ops.linear(x_v, self.value)
+        w = ops.low_rank(x_w, *self.decay, activation="tanh")
+        a = ops.low_rank(x_a, *self.in_context_rate, activation="none")
+        g = ops.low_rank(x_g, *self.gate, None, activation="sigmoid")
+        v_mix = None if self.value_mix is None else ops.low_rank(x_v, *self.value_mix, activation="none")
+        k, v, minus_kk, kk_a = ops.time_mix_prepare(k, v, a, self.k_k, self.k_a, None if v_mix is None else v_first, v_mix)
+        y = ops.wkv7_(r, w, k, v, minus_kk, kk_a, wkv, seq.rows, seq.cu_seqlens)
+        y = ops.time_mix_output(y, r, k, v, g, self.r_k, *self.norm)
+        return ops.linear(y, self.output), v if v_first is None else v_first
+
+
+class ChannelMix:
+    """Token shift and a feed-forward network with a squared ReLU."""
+
+    def __init__(self, w: Weights, block: str) -> None:
+        ffn = f"{block}ffn."
+        self.mix = w.vector(f"{ffn}x_k").unsqueeze(0)
+        self.key = w.matrix(f"{ffn}key.weight")
+        self.value_t = w.matrix_t(f"{ffn}value.weight")
+
+    def __call__(self, x: Tensor, shift: Tensor, seq: Packed) -> Tensor:
+        """x [N, C] -> [N, C]; ``shift`` is updated in place."""
+        x_k = ops.token_shift_(x, self.mix, shift, seq.rows, seq.cu_seqlens)[0]
+        return ops.squared_relu_linear(ops.linear(x_k, self.key), self.value_t)
+
+
+class Block:
+    """One layer: time mix and channel mix, each behind a layer norm and added to the residual stream."""
+
+    def __init__(self, w: Weights, layer: int) -> None:
+        name = f"blocks.{layer}."
+        self.ln1 = w.vector(f"{name}ln1.weight"), w.vector(f"{name}ln1.bias")
+        self.ln2 = w.vector(f"{name}ln2.weight"), w.vector(f"{name}ln2.bias")
+        self.time_mix, self.channel_mix = TimeMix(w, name), ChannelMix(w, name)
+
+    def __call__(self, x: Tensor, v_first: Tensor | None, shift: Tensor, wkv: Tensor, seq: Packed) -> tuple[Tensor, Tensor]:
+        """x [N, C], shift [2, R, C], wkv [R, H, 64, 64] -> (x [N, C], v_first [N, C])."""
+        y, v_first = self.time_mix(ops.layer_norm(x, *self.ln1), v_first, shift[0], wkv, seq)
+        x = ops.add(x, y)
+        x = ops.add(x, self.channel_mix(ops.layer_norm(x, *self.ln2), shift[1], seq))
+        return x, v_first
+
+
+class RWKV7:
+    """An RWKV-7 language model whose weights lie on one device."""
+
+    def __init__(self, config: Config, w: Weights) -> None:
+        self.config, self.device = config, w.device
+        self.embedding = w.matrix("emb.weight")
+        self.ln0 = w.vector("blocks.0.ln0.weight"), w.vector("blocks.0.ln0.bias")
+        self.blocks = [Block(w, layer) for layer in range(config.layers)]
+        self.ln_out = w.vector("ln_out.weight"), w.vector("ln_out.bias")
+        self.head = w.matrix("head.weight")
+
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, progress: bool = True
+    ) -> "RWKV7":
+        """Move a checkpoint to ``device``; its matrices become ``dtype`` (None keeps the dtype in which they are stored)."""
+        weights = Weights(checkpoint.tensors, torch.device(device), dtype, progress)
+        try:
+            return cls(checkpoint.config, weights)
+        finally:
+            weights.close()
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head, those without a token included."""
+        return self.config.vocab
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the matrices."""
+        return self.head.dtype
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor, pool: StatePool, rows: Tensor, cu_seqlens: Tensor, last_only: bool = True) -> Tensor:
+        """Read ``ids`` and update the pool's ``rows`` in place.
+
+        ids int64 [N], rows int64 [B] (all different), cu_seqlens int64 [B + 1], on the model's device; ids within
+        0..vocab_size-1, which the caller sees to. Returns float32 logits: [B, vocab] of the last token of each sequence,
+        each of which then holds one token or more, or [N, vocab] where ``last_only`` is false.
+        """
+        seq = Packed(rows, cu_seqlens)
+        x = ops.layer_norm(torch.nn.functional.embedding(ids, self.embedding).float(), *self.ln0)
+        v_first = None
+        for layer, block in enumerate(self.blocks):
+            x, v_first = block(x, v_first, pool.shift[layer], pool.wkv[layer], seq)
+        if last_only:
+            x = x.index_select(0, cu_seqlens[1:] - 1)
+        return ops.linear(ops.layer_norm(x, *self.ln_out), self.head)

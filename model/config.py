@@ -51,14 +51,14 @@ class Config:
         if version != "RWKV-7":
             raise _not_rwkv7(shapes, version)
         config = _sizes(shapes)
-        wanted = dict(_layout(config))
-        for key, shape in wanted.items():
-            if key not in shapes:
-                if key not in _OPTIONAL:
-                    raise _mismatch(key, None, shape)
-            elif not _fits(shapes[key], shape):
+        known = set()
+        for key, shape in _layout(config):
+            known.add(key)
+            if key in shapes and not _fits(shapes[key], shape):
                 raise _mismatch(key, shapes[key], shape)
-        unknown = next((key for key in shapes if key not in wanted), None)
+            if key not in shapes and key not in _OPTIONAL:
+                raise _mismatch(key, None, shape)
+        unknown = next((key for key in shapes if key not in known), None)
         if unknown is not None:
             raise _mismatch(unknown, shapes[unknown], None)
         return config
@@ -150,12 +150,10 @@ def _mismatch(key: str, found: Shape | None, wanted: Shape | str | None, why: st
 
 
 def _not_rwkv7(shapes: Shapes, version: str) -> CheckpointError:
-    key = next(iter(shapes), None)
-    for pattern, name in _SIGNS:
-        if name == version:
-            key = next(key for key in shapes if re.search(pattern, key))
-    if key is None:
-        return CheckpointError("emb.weight: found no tensor at all, wanted [vocabulary, width]")
+    if not shapes:
+        return CheckpointError("emb.weight: found no tensor at all, wanted [vocabulary, width] (the file holds no model)")
+    pattern = next((pattern for pattern, name in _SIGNS if name == version), "")
+    key = next(key for key in shapes if re.search(pattern, key))
     return CheckpointError(
         f"{key}: found {list(shapes[key])}, wanted no such tensor (the checkpoint looks like {version}; "
         "only RWKV-7 runs here, take an RWKV-7 .pth or .safetensors)"

@@ -24,7 +24,6 @@ from model.errors import DownloadError
 ATTEMPTS = 5  # in a row without a byte of progress
 BACKOFF = 0.5  # seconds before the second attempt; doubles with each
 TIMEOUT = 30.0  # seconds without a byte
-CHUNK = 1 << 20
 
 
 def is_url(source: str) -> bool:
@@ -209,7 +208,7 @@ class _Download:
         )
         with bar, self.part.open("r+b" if have else "wb") as file:
             file.seek(have)
-            for chunk in response.iter_raw(CHUNK):
+            for chunk in response.iter_raw():  # a chunk size would hold bytes back, and a cut would lose them
                 file.write(chunk)
                 bar.update(len(chunk))
             file.flush()

@@ -1,0 +1,76 @@
+// out = x weight^T + bias on the CPU, over PyTorch's threads: what `linear` and `low_rank` share.
+//
+// It includes each_cpu.h; a file with more kernels defines COG_RWKV_KERNELS as a header that includes matmul_kernel.h.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+
+namespace cog_rwkv {
+
+template <class W, class T>
+struct MatmulArgs {
+  const W* weight;    // [m_size, k_size]
+  const float* x;     // [n_size, k_size]
+  const float* bias;  // [m_size], or null
+  T* out;             // [n_size, m_size]
+  int64_t n_size, m_size, k_size;
+};
+
+}  // namespace cog_rwkv
+
+#ifndef COG_RWKV_KERNELS
+#define COG_RWKV_KERNELS "matmul_kernel.h"
+#endif
+#include "each_cpu.h"
+
+namespace cog_rwkv {
+
+// Room for `size` floats, not initialised.
+inline std::unique_ptr<float[]> scratch(int64_t size) {
+  return std::unique_ptr<float[]>(size > 0 ? new float[size] : nullptr);
+}
+
+// The values of a contiguous tensor as floats: its own memory where they are, else a copy.
+class Floats {
+ public:
+  explicit Floats(const Tensor& t) {
+    if (t.scalar_type() == ScalarType::Float) {
+      values_ = data<float>(t);
+      return;
+    }
+    copy_ = scratch(t.numel());
+    values_ = copy_.get();
+    dispatch_float_or_half(t.scalar_type(), [&](auto type) {
+      using T = typename decltype(type)::type;
+      std::copy_n(data<T>(t), t.numel(), copy_.get());
+    });
+  }
+  const float* get() const { return values_; }
+
+ private:
+  const float* values_;
+  std::unique_ptr<float[]> copy_;
+};
+
+// Cuts the work into units of 16 rows of the weight and 256 rows of x, as many as are worth a thread.
+template <class W, class T>
+void matmul(const MatmulArgs<W, T>& args) {
+  constexpr int64_t unit = 16, block = 256, worth_a_thread = 40000;  // rows, rows, products
+  const auto range = COG_RWKV_KERNEL(matmul_range<W, T>);
+  const int64_t units = (args.m_size + unit - 1) / unit, blocks = (args.n_size + block - 1) / block;
+  const int64_t products = unit * std::max<int64_t>(args.k_size, 1) * std::min(args.n_size, block);
+  if (units * blocks == 0) return;
+  parallel_for(units * blocks, std::max<int64_t>(1, worth_a_thread / products), [&](int64_t begin, int64_t end) {
+    const auto panel = scratch(args.n_size >= 16 ? 8 * args.k_size + 16 : 0);
+    while (begin < end) {
+      const int64_t b = begin / units, first = begin % units, last = std::min(units, first + end - begin);
+      const int64_t m1 = std::min(args.m_size, last * unit), n1 = std::min(args.n_size, (b + 1) * block);
+      range(args, first * unit, m1, b * block, n1, panel.get());
+      begin += last - first;
+    }
+  });
+}
+
+}  // namespace cog_rwkv

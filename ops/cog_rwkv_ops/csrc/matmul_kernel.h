@@ -1,0 +1,96 @@
+// out[n][m] = bias[m] + sum over k of weight[m][k] * x[n][k], for a range of m and n. Read by each_cpu.h.
+//
+// Every sum has one order, whatever the range: lane i of a V takes the terms k = i, i + 16, i + 32, ... one after the
+// other, and sum() adds the lanes. So a result depends neither on the number of rows of x nor on the threads.
+
+// The lanes of the sums for R rows of the weight and T rows of x, lanes[t * R + r]. The weight's memory `ahead`
+// elements further on is fetched into the cache meanwhile.
+template <int R, int T, class W>
+COG_RWKV_INLINE void matmul_tile(const W* weight, const float* x, int64_t k_size, int64_t ahead, V* lanes) {
+  for (int i = 0; i < R * T; ++i) lanes[i] = splat(0.0f);
+  int64_t k = 0;
+  for (; k + 16 <= k_size; k += 16) {
+    V xs[T];
+    for (int t = 0; t < T; ++t) xs[t] = load(x + t * k_size + k);
+    for (int r = 0; r < R; ++r) {
+      const W* w = weight + r * k_size + k;
+      if (ahead != 0) __builtin_prefetch(w + ahead, 0, 2);
+      const V ws = load(w);
+      for (int t = 0; t < T; ++t) lanes[t * R + r] = fma(ws, xs[t], lanes[t * R + r]);
+    }
+  }
+  if (k == k_size) return;
+  for (int r = 0; r < R; ++r) {
+    const V ws = load_part(weight + r * k_size + k, k_size - k);
+    for (int t = 0; t < T; ++t) {
+      lanes[t * R + r] = fma(ws, load_part(x + t * k_size + k, k_size - k), lanes[t * R + r]);
+    }
+  }
+}
+
+// `count` sums of lanes, 1 to 16.
+template <int count>
+COG_RWKV_INLINE void matmul_sums(const V* lanes, float* sums) {
+  if (count == 16) {
+    store(sums, sum16(lanes));
+  } else {
+    for (int i = 0; i < count; ++i) sums[i] = sum(lanes[i]);
+  }
+}
+
+// R rows from m on, T rows of x from n on. `weight` is the row m, in its own type or widened.
+template <int R, int T, class W, class Args>
+COG_RWKV_INLINE void matmul_block(const Args& a, const W* weight, int64_t m, int64_t n, int64_t ahead) {
+  V lanes[R * T];
+  float sums[R * T];
+  matmul_tile<R, T>(weight, a.x + n * a.k_size, a.k_size, ahead, lanes);
+  matmul_sums<R * T>(lanes, sums);
+  for (int t = 0; t < T; ++t) {
+    auto* out = a.out + (n + t) * a.m_size + m;
+    for (int r = 0; r < R; ++r) {
+      const float y = a.bias == nullptr ? sums[t * R + r] : sums[t * R + r] + a.bias[m + r];
+      out[r] = static_cast<std::remove_reference_t<decltype(out[r])>>(y);
+    }
+  }
+}
+
+// `rows` rows from m on, T rows of x from n on.
+template <int T, class W, class Args>
+COG_RWKV_INLINE void matmul_columns(const Args& a, const W* weight, int64_t m, int64_t rows, int64_t n, bool fetch) {
+  constexpr int R = kAccumulators / T;
+  int64_t r = 0;
+  for (; r + R <= rows; r += R) {
+    matmul_block<R, T>(a, weight + r * a.k_size, m + r, n, fetch ? R * a.k_size : 0);
+  }
+  for (; r < rows; ++r) matmul_block<1, T>(a, weight + r * a.k_size, m + r, n, 0);
+}
+
+// `rows` rows from m on, against rows n0 to n1 of x.
+template <class W, class Args>
+COG_RWKV_INLINE void matmul_panel(
+    const Args& a, const W* weight, int64_t m, int64_t rows, int64_t n0, int64_t n1, bool fetch) {
+  int64_t n = n0;
+  if constexpr (kAccumulators >= 4) {
+    for (; n + 4 <= n1; n += 4) matmul_columns<4>(a, weight, m, rows, n, fetch && n == n0);
+  }
+  for (; n + 2 <= n1; n += 2) matmul_columns<2>(a, weight, m, rows, n, fetch && n == n0);
+  for (; n < n1; ++n) matmul_columns<1>(a, weight, m, rows, n, fetch && n == n0);
+}
+
+// Rows m0 to m1 of the weight against rows n0 to n1 of x. `panel` has room for 8 rows of floats.
+template <class W, class T>
+void matmul_range(const MatmulArgs<W, T>& a, int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* panel) {
+  const bool many = n1 - n0 >= 16;  // then it pays to widen a few rows once and keep them in the nearest cache
+  const int64_t step = many ? 8 : n1 - n0 == 1 ? m1 - m0 : 16;
+  for (int64_t m = m0; m < m1; m += step) {
+    const int64_t rows = m1 - m < step ? m1 - m : step;
+    const W* weight = a.weight + m * a.k_size;
+    if (!many || sizeof(W) == sizeof(float)) {
+      matmul_panel(a, weight, m, rows, n0, n1, !many);
+      continue;
+    }
+    const int64_t size = rows * a.k_size;
+    for (int64_t i = 0; i < size; i += 16) store_upto(panel + i, load_upto(weight + i, size - i), size - i);
+    matmul_panel(a, panel, m, rows, n0, n1, false);
+  }
+}

@@ -1,0 +1,38 @@
+// linear: schema and CPU kernel.
+#include "../csrc/check.h"
+#include "../csrc/matmul.h"
+#include "../csrc/tensor.h"
+#include "linear.h"
+
+namespace cog_rwkv {
+namespace {
+
+Tensor linear_cpu(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  check_linear(x, weight, bias);
+  const Tensor rows = contiguous(x), matrix = contiguous(weight);
+  const std::optional<Tensor> vector = bias ? std::optional(contiguous(*bias)) : std::nullopt;
+  const int64_t n = x.size(0), k = x.size(1), m = weight.size(0);
+  Tensor out = new_empty(x, {n, m});
+  const Floats floats(rows);
+  dispatch_float_or_half(weight.scalar_type(), [&](auto weight_type) {
+    dispatch_float_or_half(x.scalar_type(), [&](auto type) {
+      using W = typename decltype(weight_type)::type;
+      using T = typename decltype(type)::type;
+      const float* added = vector ? data<float>(*vector) : nullptr;
+      matmul(MatmulArgs<W, T>{data<W>(matrix), floats.get(), added, mutable_data<T>(out), n, m, k});
+    });
+  });
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cog_rwkv, m) {
+  m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) {
+  m.impl("linear", TORCH_BOX(&linear_cpu));
+}
+
+}  // namespace cog_rwkv

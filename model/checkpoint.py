@@ -5,6 +5,7 @@ it runs; a ``.safetensors`` holds no code at all. What a file is, is told by its
 """
 
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -169,8 +170,8 @@ def _check_tensor(key: str, tensor: Any) -> None:
 def _reason(error: Exception) -> str:
     """Which name a refused pickle asked for, out of torch's page of advice."""
     text = str(error)
-    _, found, rest = text.partition("WeightsUnpickler error: ")
-    return (rest if found else text).strip().split("\n")[0].rstrip(" .")
+    name = re.search(r"GLOBAL (\S+)", text)
+    return f"it asks for {name[1]}" if name else text.rpartition("WeightsUnpickler error: ")[2].split("\n")[0].rstrip(" .")
 
 
 def _first_line(error: Exception) -> str:

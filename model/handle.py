@@ -1,0 +1,72 @@
+"""One reply on its way from the engine's thread to its reader's."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Handle:
+    """The token ids of one reply, as they are drawn. The engine writes it, one reader reads it, anyone may end it.
+
+    ``finish_reason`` is None until the reply ends; ``error`` says why where that is "error". Times are
+    ``time.monotonic()`` seconds: ``submitted``, ``admitted`` (it got a row), ``first_token``, ``last_token``; ``tokens``
+    counts the ids.
+    """
+
+    def __init__(self) -> None:
+        self.finish_reason: FinishReason | None = None
+        self.error: str | None = None
+        self.tokens = 0
+        self.submitted = time.monotonic()
+        self.admitted: float | None = None
+        self.first_token: float | None = None
+        self.last_token: float | None = None
+        self._changed = threading.Condition()
+        self._ids: list[int] = []
+        self._wanted = False
+
+    def take(self, pause: float = 0.0) -> list[int]:
+        """The ids that have come since the last call; waits for at least one. Empty only at the end of the reply.
+
+        It waits for ``pause`` seconds first, unless the reply ends sooner, so that a reader wakes up once for a group
+        of ids and not for each of them.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.finish_reason, pause)
+            self._wanted = True
+            self._changed.wait_for(lambda: self._ids or self.finish_reason)
+            self._wanted = False
+            ids, self._ids = self._ids, []
+            return ids
+
+    def __iter__(self) -> Iterator[int]:
+        """The ids one by one, to the end of the reply."""
+        while ids := self.take():
+            yield from ids
+
+    def cancel(self) -> None:
+        """End the reply now; its row is free before the next step. Does nothing to a reply that has ended."""
+        self.finish("cancelled")
+
+    def put(self, token: int) -> None:
+        """For the engine: add a drawn id. Ignored once the reply has ended."""
+        with self._changed:
+            if self.finish_reason is None:
+                self.last_token = time.monotonic()
+                self.first_token = self.first_token or self.last_token
+                self.tokens += 1
+                self._ids.append(token)
+                if self._wanted:
+                    self._changed.notify()
+
+    def finish(self, reason: FinishReason, error: str | None = None) -> None:
+        """End the reply. The first reason counts; a cancelled reader gets no more ids."""
+        with self._changed:
+            if self.finish_reason is None:
+                self.finish_reason, self.error = reason, error
+                if reason == "cancelled":
+                    self._ids.clear()
+                self._changed.notify_all()

@@ -1,0 +1,97 @@
+"""A request as the user means it: validated, frozen. Every fault has a code, names the input and says its limit."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+# Codes by the kind of fault; E1001 stands for all that are no matter of length or range.
+WRONG_TYPE, WRONG_LENGTH, OUT_OF_RANGE, CONFLICT = "E1001", "E1002", "E1003", "E1004"
+_CODES = {
+    **dict.fromkeys(("string_too_short", "string_too_long", "too_long"), WRONG_LENGTH),
+    **dict.fromkeys(("greater_than_equal", "less_than_equal", "finite_number"), OUT_OF_RANGE),
+    "conflict": CONFLICT,
+}
+_NOUNS = {"string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false", "array": "a list"}
+
+
+class RequestError(ValueError):
+    """An input that cannot be used. ``code`` is stable across versions, ``field`` is the input's name."""
+
+    def __init__(self, code: str, field: str, message: str) -> None:
+        super().__init__(f"{code} {field}: {message}")
+        self.code, self.field = code, field
+
+
+class Request(BaseModel):
+    """The inputs of one prediction, with the limits that predict.py shows to clients.
+
+    Build it with ``Request.of(...)``, which raises RequestError rather than pydantic's ValidationError.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    prompt: str = Field(min_length=1, max_length=2000000)
+    system_prompt: str | None = Field(default=None, max_length=2000000)
+    chat: bool = False
+    max_tokens: int = Field(default=256, ge=1, le=65536)
+    temperature: float = Field(default=1.0, ge=0.0, le=5.0)
+    top_p: float = Field(default=0.5, ge=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0, le=65536)
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    penalty_decay: float = Field(default=0.996, ge=0.0, le=1.0)
+    stop: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(default=[], max_length=64)
+    seed: int | None = Field(default=None, ge=0, le=9007199254740991)
+
+    @model_validator(mode="after")
+    def _system_prompt_needs_chat(self) -> "Request":
+        if self.system_prompt is not None and not self.chat:
+            raise PydanticCustomError("conflict", "is only used with chat=true; set chat=true or leave system_prompt out")
+        return self
+
+    @classmethod
+    def of(cls, **inputs: Any) -> "Request":
+        """Validate the inputs. Raises RequestError for the first one that is at fault."""
+        try:
+            return cls(**inputs)
+        except ValidationError as error:
+            raise _explain(error.errors()[0]) from None
+
+
+def _explain(detail: dict[str, Any]) -> RequestError:
+    code = _CODES.get(detail["type"], WRONG_TYPE)
+    if detail["type"] == "conflict":
+        return RequestError(code, "system_prompt", detail["msg"])
+    field, *item = map(str, detail["loc"])
+    if field not in Request.model_fields:
+        return RequestError(code, field, f"there is no such input; the inputs are {', '.join(Request.model_fields)}")
+    which = f"item {item[0]} " if item else ""
+    return RequestError(code, field, f"{which}must be {_limit(field, bool(item))}, got {_shown(detail)}")
+
+
+def _limit(field: str, item: bool) -> str:
+    schema = Request.model_json_schema()["properties"][field]
+    schema = next((choice for choice in schema.get("anyOf", [schema]) if choice["type"] != "null"), schema)
+    if item:
+        schema = schema["items"]
+    noun = _NOUNS[schema["type"]]
+    if "maximum" in schema:
+        return f"{noun} from {schema['minimum']:,} to {schema['maximum']:,}"
+    if "maxLength" in schema:
+        return f"{noun} of {schema.get('minLength', 0):,} to {schema['maxLength']:,} characters"
+    return f"{noun} of at most {schema['maxItems']:,} items" if "maxItems" in schema else noun
+
+
+def _shown(detail: dict[str, Any]) -> str:
+    """What came instead, without the user's text: errors end up in logs."""
+    if detail["type"] == "missing":
+        return "nothing"
+    value = detail["input"]
+    if detail["type"] == "string_unicode":
+        return "text that is no Unicode (a lone surrogate)"
+    if isinstance(value, str):
+        return f"text of {len(value):,} characters"
+    if isinstance(value, list | tuple | dict):
+        return f"a {type(value).__name__} of {len(value):,} items"
+    return repr(value) if isinstance(value, bool | int | float | None) else type(value).__name__

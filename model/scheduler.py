@@ -1,0 +1,134 @@
+"""Which sequences run, on which row of the state pool, and which of their tokens the next step reads.
+
+No tensors, no threads, no clock: the engine's thread owns a scheduler and asks it before every step.
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+from model.handle import Handle
+from model.sampling import SamplingParams
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request in the engine. ``ids`` are its prompt and what was drawn; the state has read the first ``done`` of them."""
+
+    ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    handle: Handle
+    prompt: int = field(init=False)
+    done: int = 0
+    row: int = -1
+    served: int = 0  # the last step that read from it, at first the one at which it got its row
+    suspect: bool = False  # was in a step that failed; runs alone until it has drawn a token
+    restarts: int = 0
+
+    def __post_init__(self) -> None:
+        self.prompt = len(self.ids)
+
+    @property
+    def left(self) -> int:
+        """Tokens that the state has not read: 1 while the reply is being written."""
+        return len(self.ids) - self.done
+
+    def restart(self) -> None:
+        """Read everything again from an empty state: the state's contents are not known any more."""
+        self.done, self.suspect = 0, True
+        self.restarts += 1
+
+    def passed(self) -> None:
+        """It has drawn a token. One that does so in its turn, not alone on suspicion, has a clean record again."""
+        self.restarts = self.restarts if self.suspect else 0
+        self.suspect = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """``sequence.ids[begin:end]``, to be read in one step; a token is drawn where that is the last of them."""
+
+    sequence: Sequence
+    begin: int
+    end: int
+
+    @property
+    def draws(self) -> bool:
+        """Whether the step draws a token for this sequence."""
+        return self.end == len(self.sequence.ids)
+
+
+class Scheduler:
+    """First in, first out onto ``rows`` rows. A step reads one token of every sequence that is being written, and whole
+    chunks of those still being read, least recently served first, ``chunk`` tokens in all or one chunk.
+
+    Chunks end at multiples of ``chunk`` from the start of the context, so that the cuts of a text, and with them its
+    numbers on a GPU, do not depend on what else is running.
+    """
+
+    def __init__(self, rows: int, chunk: int) -> None:
+        self.chunk = chunk
+        self.active: list[Sequence] = []
+        self._waiting: deque[Sequence] = deque()
+        self._free = list(range(rows))
+        self._step = 0
+
+    def __len__(self) -> int:
+        """Sequences that wait or run."""
+        return len(self._waiting) + len(self.active)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let it wait for a row."""
+        self._waiting.append(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take a sequence out and free its row."""
+        self.active.remove(sequence)
+        heapq.heappush(self._free, sequence.row)
+
+    def everything(self) -> list[Sequence]:
+        """All that run or wait."""
+        return [*self.active, *self._waiting]
+
+    def admit(self) -> list[Sequence]:
+        """Drop what has ended, then give free rows, lowest first, to those who have waited longest. Returns the latter."""
+        for sequence in [one for one in self.active if one.handle.finish_reason]:
+            self.release(sequence)
+        admitted = []
+        while self._waiting and (self._free or self._waiting[0].handle.finish_reason):
+            sequence = self._waiting.popleft()
+            if sequence.handle.finish_reason is None:
+                sequence.row, sequence.served = heapq.heappop(self._free), self._step
+                self.active.append(sequence)
+                admitted.append(sequence)
+        return admitted
+
+    def plan(self) -> list[Part]:
+        """What the next step reads: parts of different sequences, at least one where any is active."""
+        self._step += 1
+        suspects = [one for one in self.active if one.suspect]
+        others = [one for one in self.active if not one.suspect]
+        # Steps with a suspect alternate with steps without one, so that finding out holds nobody up for long.
+        if suspects and (not others or self._step % 2):
+            parts = [self._part(min(suspects, key=lambda one: one.served))]
+        else:
+            parts = self._share(others)
+        for part in parts:
+            part.sequence.served = self._step
+        return parts
+
+    def _share(self, sequences: list[Sequence]) -> list[Part]:
+        parts = [self._part(one) for one in sequences if one.left == 1]
+        budget = self.chunk
+        for sequence in sorted((one for one in sequences if one.left > 1), key=lambda one: one.served):
+            part = self._part(sequence)
+            size = part.end - part.begin
+            if size <= budget:
+                parts.append(part)
+                budget -= size
+        return parts
+
+    def _part(self, sequence: Sequence) -> Part:
+        end = (sequence.done // self.chunk + 1) * self.chunk
+        return Part(sequence, sequence.done, min(end, len(sequence.ids)))

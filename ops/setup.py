@@ -7,7 +7,7 @@ COG_RWKV_CUDA=1 makes a missing nvcc an error, COG_RWKV_CUDA=0 leaves CUDA out, 
 there is an nvcc. TORCH_CUDA_ARCH_LIST overrides the architectures. No GPU is needed or looked at.
 """
 
-import hashlib
+import fcntl
 import os
 import platform
 import re
@@ -105,15 +105,11 @@ def cuda_extension(nvcc: Path, include: list[str], link: list[str]) -> Extension
     static = [str(f) for f in folders if (f / "libcudart_static.a").exists()]
     if not static:
         raise SystemExit(f"cog_rwkv_ops: no libcudart_static.a under {root}; install the CUDA runtime's static library")
-    # torch writes dependency files for .cu only in its CUDA builds; elsewhere a change of any header shows in
-    # the command line instead, which ninja compares too.
-    headers = sorted((HERE / "cog_rwkv_ops").glob("*/*.h")) + sorted((HERE / "cog_rwkv_ops").glob("*/*.cuh"))
-    stamp = hashlib.sha256(b"".join(h.read_bytes() for h in headers)).hexdigest()[:16]
     return Extension(
         "cog_rwkv_ops._cuda",
         sources(".cu"),
         include_dirs=[*include, str(root / "include")],
-        define_macros=[*MACROS, ("USE_CUDA", None), ("COG_RWKV_HEADERS", stamp)],
+        define_macros=[*MACROS, ("USE_CUDA", None)],
         extra_compile_args={"cxx": [], "nvcc": ["-O3", "-std=c++20", "-Xcompiler=-fvisibility=hidden"]},
         extra_link_args=[*link, f"-L{static[0]}", "-lcudart_static", "-ldl", "-lrt", "-lpthread"],
         py_limited_api=True,
@@ -147,6 +143,17 @@ def extensions() -> list[Extension]:
     return [cpu, cuda_extension(nvcc, include, link)] if nvcc and sources(".cu") else [cpu]
 
 
+def last_change(source: Path) -> float:
+    """When `source`, or a header of ours that it includes, was changed last."""
+    times, waiting = {}, [source.resolve()]
+    while waiting:
+        file = waiting.pop()
+        times[file] = file.stat().st_mtime
+        found = (file.parent / name for name in re.findall(r'^#include "(.+)"', file.read_text(), re.MULTILINE))
+        waiting += [header.resolve() for header in found if header.exists() and header.resolve() not in times]
+    return max(times.values())
+
+
 class Build(cpp_extension.BuildExtension):
     """torch's ninja build, with object files that stay, so that the next build compiles only what changed."""
 
@@ -154,10 +161,18 @@ class Build(cpp_extension.BuildExtension):
         if not self.inplace:  # a library that an earlier build left must not slip into a new wheel
             for old in Path(self.build_lib).glob("cog_rwkv_ops/*.so"):
                 old.unlink()
-        super().run()
+        (HERE / "build").mkdir(exist_ok=True)
+        with open(HERE / "build" / "lock", "w") as lock:  # two builds at once would spoil each other's files
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            super().run()
 
     def build_extension(self, ext: Extension) -> None:
         self.build_temp = str(HERE / "build" / ext.name.rpartition(".")[2])
+        # torch lets nvcc write dependency files only in its CUDA builds; without them a header's change went unseen.
+        for source in ext.sources:
+            compiled = Path(self.build_temp, source).with_suffix(".o")
+            if source.endswith(".cu") and compiled.exists() and compiled.stat().st_mtime < last_change(HERE / source):
+                compiled.unlink()
         super().build_extension(ext)
 
 

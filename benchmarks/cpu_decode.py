@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -117,8 +116,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--save", type=Path, help="also write the JSON here")
     args = parser.parse_args()
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if "model name" in line), platform.processor())
-    print(f"{cpu}, {torch.get_num_threads()} threads, torch {torch.__version__}; tokens per second, one stream, median")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")
+    print(f"{cpu}, {torch.get_num_threads()} threads, torch {torch.__version__}; median tokens per second, one stream")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         rows = [

@@ -61,10 +61,12 @@ def time_mix(draw: Draw, att: str, width: int, ranks: tuple[int, ...], first: bo
             continue
         if name != "g":
             out[f"{att}{name}0"] = draw.normal(1, 1, width, std=1.0 if name == "w" else 0.5) - (3 if name == "w" else 0)
-        out[f"{att}{name}1"], out[f"{att}{name}2"] = draw.normal(width, rank, std=std), draw.normal(rank, width, std=0.1)
+        out[f"{att}{name}1"] = draw.normal(width, rank, std=std)
+        out[f"{att}{name}2"] = draw.normal(rank, width, std=0.1)
     out[f"{att}k_k"], out[f"{att}k_a"] = draw.uniform(1, 1, width) + 0.5, draw.uniform(1, 1, width)
     out[f"{att}r_k"] = draw.normal(width // 64, 64, std=0.1)
-    out |= {f"{att}{name}.weight": draw.normal(width, width, std=std) for name in ("receptance", "key", "value", "output")}
+    for name in ("receptance", "key", "value", "output"):
+        out[f"{att}{name}.weight"] = draw.normal(width, width, std=std)
     return out | norm(f"{att}ln_x", width)
 
 

@@ -7,10 +7,10 @@ matrices are kept in the model's dtype; vectors are float32. There is no device 
 
 from dataclasses import dataclass
 
-import cog_rwkv_ops as ops
 import torch
 from torch import Tensor
 
+import cog_rwkv_ops as ops
 from model.checkpoint import Checkpoint
 from model.config import Config
 from model.state import StatePool
@@ -47,7 +47,9 @@ class TimeMix:
         self.k_k, self.k_a, self.r_k = (w.vector(f"{att}{name}") for name in ("k_k", "k_a", "r_k"))
         self.norm = w.vector(f"{att}ln_x.weight"), w.vector(f"{att}ln_x.bias")
 
-    def __call__(self, x: Tensor, v_first: Tensor | None, shift: Tensor, wkv: Tensor, seq: Packed) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, v_first: Tensor | None, shift: Tensor, wkv: Tensor, seq: Packed
+    ) -> tuple[Tensor, Tensor]:
         """x [N, C] -> (output [N, C], value of the first layer [N, C]); ``shift`` and ``wkv`` are updated in place."""
         x_r, x_w, x_k, x_v, x_a, x_g = ops.token_shift_(x, self.mix, shift, seq.rows, seq.cu_seqlens).unbind(0)
         r = ops.linear(x_r, self.receptance)
@@ -57,7 +59,7 @@ class TimeMix:
         a = ops.low_rank(x_a, *self.in_context_rate, activation="none")
         g = ops.low_rank(x_g, *self.gate, None, activation="sigmoid")
         v_mix = None if self.value_mix is None else ops.low_rank(x_v, *self.value_mix, activation="none")
-        k, v, minus_kk, kk_a = ops.time_mix_prepare(k, v, a, self.k_k, self.k_a, None if v_mix is None else v_first, v_mix)
+        k, v, minus_kk, kk_a = ops.time_mix_prepare(k, v, a, self.k_k, self.k_a, v_first, v_mix)
         y = ops.wkv7_(r, w, k, v, minus_kk, kk_a, wkv, seq.rows, seq.cu_seqlens)
         y = ops.time_mix_output(y, r, k, v, g, self.r_k, *self.norm)
         return ops.linear(y, self.output), v if v_first is None else v_first
@@ -87,7 +89,9 @@ class Block:
         self.ln2 = w.vector(f"{name}ln2.weight"), w.vector(f"{name}ln2.bias")
         self.time_mix, self.channel_mix = TimeMix(w, name), ChannelMix(w, name)
 
-    def __call__(self, x: Tensor, v_first: Tensor | None, shift: Tensor, wkv: Tensor, seq: Packed) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, v_first: Tensor | None, shift: Tensor, wkv: Tensor, seq: Packed
+    ) -> tuple[Tensor, Tensor]:
         """x [N, C], shift [2, R, C], wkv [R, H, 64, 64] -> (x [N, C], v_first [N, C])."""
         y, v_first = self.time_mix(ops.layer_norm(x, *self.ln1), v_first, shift[0], wkv, seq)
         x = ops.add(x, y)
@@ -108,9 +112,13 @@ class RWKV7:
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, progress: bool = True
+        cls,
+        checkpoint: Checkpoint,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        progress: bool = True,
     ) -> "RWKV7":
-        """Move a checkpoint to ``device``; its matrices become ``dtype`` (None keeps the dtype in which they are stored)."""
+        """Move a checkpoint to ``device``; matrices become ``dtype`` (None keeps the dtype in which each is stored)."""
         weights = Weights(checkpoint.tensors, torch.device(device), dtype, progress)
         try:
             return cls(checkpoint.config, weights)
@@ -132,8 +140,8 @@ class RWKV7:
         """Read ``ids`` and update the pool's ``rows`` in place.
 
         ids int64 [N], rows int64 [B] (all different), cu_seqlens int64 [B + 1], on the model's device; ids within
-        0..vocab_size-1, which the caller sees to. Returns float32 logits: [B, vocab] of the last token of each sequence,
-        each of which then holds one token or more, or [N, vocab] where ``last_only`` is false.
+        0..vocab_size-1, which the caller sees to. Returns float32 logits: [B, vocab] of the last token of each
+        sequence, each of which then holds one token or more, or [N, vocab] where ``last_only`` is false.
         """
         seq = Packed(rows, cu_seqlens)
         x = ops.layer_norm(torch.nn.functional.embedding(ids, self.embedding).float(), *self.ln0)

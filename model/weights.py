@@ -1,5 +1,6 @@
 """A checkpoint's tensors, moved to a device in the layout that the operators read."""
 
+import contextlib
 import mmap
 import sys
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ class Weights:
         self.device = device
         self._tensors, self._dtype = tensors, dtype
         self._memory = _HugePages()
-        self._bar = tqdm(total=len(tensors), desc=f"weights to {device}", unit="tensor", disable=not progress, file=sys.stderr)
+        label = f"weights to {device}"
+        self._bar = tqdm(total=len(tensors), desc=label, unit="tensor", disable=not progress, file=sys.stderr)
 
     def vector(self, name: str) -> Tensor:
         """The tensor as float32 [n], whatever its published shape ([n], [1, 1, n] or [heads, 64])."""
@@ -80,8 +82,6 @@ class _HugePages:
 
 def _map(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
+    with contextlib.suppress(OSError, AttributeError):  # no huge pages here: slower, and right
         memory.madvise(mmap.MADV_HUGEPAGE)
-    except (OSError, AttributeError):
-        pass  # no transparent huge pages here: slower, and right
     return memory

@@ -1,12 +1,8 @@
 """Markers and fixtures that every test may use."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 
 @pytest.fixture(scope="session")

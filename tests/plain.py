@@ -1,7 +1,7 @@
 """RWKV-7 as plain PyTorch, one token after the other: the yardstick for the model in any precision.
 
-Every product and activation is in ``dtype``; the WKV state is float32, or float64 where ``dtype`` is. In float64 it is the
-reference; in float16 or bfloat16 it is "a plain 16-bit torch forward", whose error ours is measured against.
+Every product and activation is in ``dtype``; the WKV state is float32, or float64 where ``dtype`` is. In float64 it is
+the reference; in float16 or bfloat16 it is "a plain 16-bit torch forward", whose error ours is measured against.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,8 @@ class Plain:
         return self.z[f"{ffn}value.weight"] @ torch.relu(self.z[f"{ffn}key.weight"] @ xk) ** 2
 
     def time_mix(self, i: int, x: Tensor, v_first: Tensor | None, state: State) -> tuple[Tensor, Tensor]:
-        p = {name.removeprefix(f"blocks.{i}.att."): t for name, t in self.z.items() if name.startswith(f"blocks.{i}.att.")}
+        att = f"blocks.{i}.att."
+        p = {name.removeprefix(att): t for name, t in self.z.items() if name.startswith(att)}
         xr, xw, xk, xv, xa, xg = (torch.lerp(x, state[f"{i}.att"], p[f"x_{name}"]) for name in "rwkvag")
         state[f"{i}.att"] = x
         r, k, v = p["receptance.weight"] @ xr, p["key.weight"] @ xk, p["value.weight"] @ xv
@@ -73,7 +74,9 @@ class Plain:
         bonus = (r * k * p["r_k"].flatten()).view(self.heads, 64).sum(-1, keepdim=True) * v.view(self.heads, 64)
         return p["output.weight"] @ ((y + bonus.view(-1)) * g), v_first
 
-    def recurrence(self, i: int, r: Tensor, w: Tensor, k: Tensor, v: Tensor, kk: Tensor, b: Tensor, state: State) -> Tensor:
+    def recurrence(
+        self, i: int, r: Tensor, w: Tensor, k: Tensor, v: Tensor, kk: Tensor, b: Tensor, state: State
+    ) -> Tensor:
         def column(t: Tensor) -> Tensor:
             return t.view(self.heads, 64, 1).to(self.state_dtype)
 

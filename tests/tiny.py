@@ -50,7 +50,9 @@ def tensors(shape: Shape, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tens
             out[f"{att}{name}2"] = normal(rank, width, std=rank**-0.5)
         out |= {f"{att}{name}": uniform(1, 1, width, low=0.5, high=1.5) for name in ("k_k", "k_a")}
         out[f"{att}r_k"] = normal(width // 64, 64, std=0.2)
-        out |= {f"{att}{name}.weight": normal(width, width, std=small) for name in ("receptance", "key", "value", "output")}
+        out |= {
+            f"{att}{name}.weight": normal(width, width, std=small) for name in ("receptance", "key", "value", "output")
+        }
         out[f"{feed}x_k"] = uniform(1, 1, width)
         out[f"{feed}key.weight"] = normal(ffn, width, std=small)
         out[f"{feed}value.weight"] = normal(width, ffn, std=ffn**-0.5)

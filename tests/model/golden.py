@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 
 import torch
+
 from model import checkpoint
 from model.rwkv7 import RWKV7
 from model.state import StatePool
-
 from tests import tiny
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,14 +1,14 @@
 """Precision: against float64, with weights rigged to overflow 16 bits, and over thousands of steps."""
 
-import cog_rwkv_ops as ops
 import pytest
 import torch
+from torch import Tensor
+
+import cog_rwkv_ops as ops
 from cog_rwkv_ops.wkv7 import reference
 from model import checkpoint
 from model.rwkv7 import RWKV7
 from model.state import StatePool
-from torch import Tensor
-
 from tests import tiny
 from tests.plain import Plain
 
@@ -35,7 +35,7 @@ def error(got: Tensor, want: Tensor) -> float:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_logits_against_float64(tmp_path, device: str, dtype: torch.dtype) -> None:
-    """Relative L2 error at most 1.5x that of a plain forward in the same dtype, and its token where the margin is clear."""
+    """Error at most 1.5x that of a plain forward in the same dtype, and the same token where the margin is clear."""
     tensors = tiny.tensors(tiny.Shape(vocab=512), dtype)
     got = logits_of(load(tmp_path / "model.pth", tensors, device, dtype), IDS)
     exact, plain = Plain(tensors, torch.float64)(IDS)[0], Plain(tensors, dtype)(IDS)[0]
@@ -47,7 +47,7 @@ def test_logits_against_float64(tmp_path, device: str, dtype: torch.dtype) -> No
 
 
 def rigged() -> dict[str, Tensor]:
-    """Sums past 65,504: projections of 512 ones by 200, a key of 300 squared, decay inputs of -20, 20 and -inf, a zero key."""
+    """Sums past 65,504: projections of 512 ones by 200, a key of 300 squared; decay inputs -20, 20, -inf; a zero key."""
     tensors = tiny.tensors(tiny.Shape(width=512, vocab=512), torch.float32)
     for layer in range(2):
         block = f"blocks.{layer}."

@@ -1,15 +1,15 @@
-"""Logits and state equal those of the PyPI ``rwkv`` package (plain torch path, float32, CPU)."""
+"""Logits and state equal those of the PyPI ``rwkv`` package (plain torch path, float32, on the CPU)."""
 
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from model import checkpoint
 from model.rwkv7 import RWKV7
 from model.state import StatePool
-from safetensors.torch import load_file
-
 from tests import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +21,7 @@ SHAPES = {
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    ours = ours.cpu()
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
@@ -30,15 +31,20 @@ def peer_class():
     return pytest.importorskip("rwkv.model", reason="script/setup installs rwkv").RWKV
 
 
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module", params=[*SHAPES, "embedded"])
-def pair(request, tmp_path_factory, peer_class):
+def pair(request, device, tmp_path_factory, peer_class):
     """Our model and the peer's, with the same weights."""
     path = tmp_path_factory.mktemp("parity") / "model.pth"
     if request.param == "embedded":
         torch.save(load_file(next((ROOT / "weights").glob("*.safetensors"))), path)
     else:
         tiny.write(SHAPES[request.param], path)
-    ours = RWKV7.load(checkpoint.load(path), "cpu", torch.float32, progress=False)
+    ours = RWKV7.load(checkpoint.load(path), device, torch.float32, progress=False)
     return ours, peer_class(str(path.with_suffix("")), "cpu fp32")
 
 
@@ -47,7 +53,8 @@ def prompt(ours: RWKV7, length: int = 37) -> torch.Tensor:
 
 
 def run(ours: RWKV7, ids: torch.Tensor, pool: StatePool, row: int = 1) -> torch.Tensor:
-    return ours.forward(ids, pool, torch.tensor([row]), torch.tensor([0, len(ids)]), last_only=False)
+    ids, rows, ends = (t.to(ours.device) for t in (ids, torch.tensor([row]), torch.tensor([0, len(ids)])))
+    return ours.forward(ids, pool, rows, ends, last_only=False)
 
 
 def assert_state(pool: StatePool, row: int, theirs: list[torch.Tensor]) -> None:
@@ -59,7 +66,7 @@ def assert_state(pool: StatePool, row: int, theirs: list[torch.Tensor]) -> None:
 
 def test_prefill(pair) -> None:
     ours, peer = pair
-    ids, pool = prompt(ours), StatePool(ours.config, 3)
+    ids, pool = prompt(ours), StatePool(ours.config, 3, ours.device)
     logits = run(ours, ids, pool)
     want, state = peer.forward(ids.tolist(), None, full_output=True)
     assert relative(logits, want) < TOLERANCE
@@ -69,7 +76,7 @@ def test_prefill(pair) -> None:
 
 def test_step_by_step(pair) -> None:
     ours, peer = pair
-    pool, state = StatePool(ours.config, 3), None
+    pool, state = StatePool(ours.config, 3, ours.device), None
     for token in prompt(ours, 20).tolist():
         logits = run(ours, torch.tensor([token]), pool)
         want, state = peer.forward([token], state)

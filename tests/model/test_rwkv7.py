@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+
 from model import checkpoint
 from model.rwkv7 import RWKV7
 from model.state import StatePool
-
 from tests import tiny
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000)
@@ -20,7 +20,8 @@ def model(request, tmp_path_factory) -> RWKV7:
 
 
 def ids_of(model: RWKV7, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, model.vocab_size, (length,), generator=torch.Generator().manual_seed(seed + length)).to(model.device)
+    random = torch.Generator().manual_seed(seed + length)
+    return torch.randint(0, model.vocab_size, (length,), generator=random).to(model.device)
 
 
 def forward(model: RWKV7, sequences: list[torch.Tensor], pool: StatePool, rows: list[int], last_only: bool = False):
@@ -89,7 +90,8 @@ def test_a_batch_equals_single_runs(model: RWKV7, batch: int) -> None:
     rest = order[::2]
     together = forward(model, [sequences[i][:1] for i in rest], pool, rest, last_only=True)
     for place, i in enumerate(rest):
-        assert_equal(model, together[place : place + 1], forward(model, [sequences[i][:1]], single, [i], last_only=True))
+        alone = forward(model, [sequences[i][:1]], single, [i], last_only=True)
+        assert_equal(model, together[place : place + 1], alone)
 
 
 @pytest.mark.acceptance(9)

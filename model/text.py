@@ -1,0 +1,82 @@
+"""The text around a model: how a chat is written for it, and where its reply ends."""
+
+import re
+from collections.abc import Sequence
+
+from model.errors import RequestError
+from model.tokenizer import Tokenizer
+
+CHAT_STOP = "\n\nUser:"
+
+
+def tidy(text: str) -> str:
+    """``text`` as one turn of a chat: line ends are \\n, no blank line is left (they divide turns), nothing at the ends."""
+    text = re.sub(r"\r\n?", "\n", text).strip()
+    return re.sub(r"\n(?:[^\S\n]*\n)+", "\n", text)
+
+
+def chat_prompt(prompt: str, system_prompt: str | None = None) -> str:
+    """A user's turn as RWKV's chat models were trained on it, up to where the reply begins; each text is tidied first.
+
+    There is no space at the end: the model begins its reply with one.
+    """
+    system = tidy(system_prompt or "")
+    before = f"System: {system}\n\n" if system else ""
+    return f"{before}User: {tidy(prompt)}\n\nAssistant:"
+
+
+class ReplyText:
+    """Ids of one reply in, text out as soon as it is certain that no stop string begins in it.
+
+    The reply is ``text[:first]``, where ``first`` is the least index at which any of ``stops`` begins in the decoded
+    text; it does not depend on how the text is cut into tokens. Where a stop is found while another that began earlier
+    may still come, the text that decides is awaited. With ``strip_leading_space`` one space at the start of what is
+    left is dropped.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), strip_leading_space: bool = False) -> None:
+        """Raises RequestError for an empty stop string, which every text would begin with."""
+        if "" in stops:
+            raise RequestError("stop", "found an empty string, wanted one character or more in each")
+        self._decoder = tokenizer.decoder()
+        self._stops = tuple(stops)
+        self._strip = strip_leading_space
+        self._held = ""  # decoded and not yet sent
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """The text that may be sent after ``token``; "" once ``stopped`` is true."""
+        return self._take(self._decoder.push(token), final=False)
+
+    def finish(self) -> str:
+        """What was held back, at the end of the reply. ``stopped`` may become true."""
+        return self._take(self._decoder.finish(), final=True)
+
+    def _take(self, text: str, final: bool) -> str:
+        if self.stopped:
+            return ""
+        self._held += text
+        found = self._first_stop()
+        pending = len(self._held) if final else self._first_prefix()
+        self.stopped = 0 <= found <= pending
+        end = found if self.stopped else pending
+        ready, self._held = self._held[:end], "" if self.stopped else self._held[end:]
+        return self._without_space(ready)
+
+    def _first_stop(self) -> int:
+        """Where the first whole stop string begins in the held text; -1 where there is none."""
+        return min((at for stop in self._stops if (at := self._held.find(stop)) >= 0), default=-1)
+
+    def _first_prefix(self) -> int:
+        """From where on the held text is the beginning of a stop string; its length where it is of none."""
+        longest = max(map(len, self._stops), default=0)
+        for at in range(max(0, len(self._held) - longest + 1), len(self._held)):
+            if any(len(self._held) - at < len(stop) and stop.startswith(self._held[at:]) for stop in self._stops):
+                return at
+        return len(self._held)
+
+    def _without_space(self, text: str) -> str:
+        if text and self._strip:
+            self._strip = False
+            return text.removeprefix(" ")
+        return text

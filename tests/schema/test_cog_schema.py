@@ -108,7 +108,10 @@ def test_garbled_text_is_named(parameter: str, key: str, reading: Any, why: str)
     [
         ("n: int", {"type": "integer"}),
         ("n: int = 4", {"type": "integer", "default": 4}),
-        ("n: float = Input(default=-1.5, ge=-2, le=1e2)", {"type": "number", "default": -1.5, "minimum": -2, "maximum": 100}),
+        (
+            "n: float = Input(default=-1.5, ge=-2, le=1e2)",
+            {"type": "number", "default": -1.5, "minimum": -2, "maximum": 100},
+        ),
         ("n: str = Input(default=TEXT)", {"type": "string", "default": "from a constant"}),
         ("n: str = Input(description=TEXT)", {"type": "string", "description": "from a constant"}),
         ("n: str = Input(default=r'\\d', regex=r'^\\d$')", {"type": "string", "default": r"\d", "pattern": r"^\d$"}),

@@ -1,0 +1,157 @@
+"""Starts Cog's HTTP server outside an image: the same server, on a checkout, with the schema written before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import yaml
+
+from script import cog_schema
+
+HOST = "127.0.0.1"
+
+
+class ServerError(RuntimeError):
+    """The server did not get as far as READY; the message holds the end of its log."""
+
+
+def command(host: str = HOST) -> list[str]:
+    """The server's command line, as in the image."""
+    return [sys.executable, "-m", "cog.server.http", "--host", host]
+
+
+def environment(root: Path, port: int) -> dict[str, str]:
+    """Write the schema of `root` and return the variables that Cog sets in the image, over those of this process."""
+    runner = cog_schema.write(root)
+    entries = yaml.safe_load((root / "cog.yaml").read_text(encoding="utf-8"))
+    ours = {
+        **dict(entry.split("=", 1) for entry in entries.get("environment", [])),
+        "COG_MAX_CONCURRENCY": str(runner.concurrency or 1),
+        **os.environ,
+        "COG_PREDICT_TYPE_STUB": entries["run"],
+        "PORT": str(port),
+        "PYTHONUNBUFFERED": "1",
+    }
+    # The server starts its worker as "python": that has to be the one which runs here.
+    ours["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return ours
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class CogServer:
+    """A server on a free port of this machine, from `start` (or `with`) to `stop`; its log is in `log`.
+
+    `root` is the folder with cog.yaml; `variables` go before everything else in the server's environment.
+    """
+
+    def __init__(self, root: Path = cog_schema.ROOT, variables: dict[str, str] | None = None) -> None:
+        self.root = root
+        self.variables = variables or {}
+        self.log = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self.process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    def start(self) -> None:
+        """Start the process; it is not ready yet."""
+        port = free_port()
+        self.url = f"http://{HOST}:{port}"
+        variables = {**environment(self.root, port), **self.variables}
+        # A session of its own: a Ctrl-C reaches us alone, and stop() reaches the workers too.
+        self.process = subprocess.Popen(
+            command(), cwd=self.root, env=variables, stdout=self.log, stderr=self.log, text=True, start_new_session=True
+        )
+
+    def wait(self, timeout: float = 3600, progress: Callable[[float], None] = lambda seconds: None) -> None:
+        """Return when health-check says READY; ServerError when it fails or takes more than `timeout` seconds."""
+        begin = time.monotonic()
+        while (status := self._status()) != "READY":
+            waited = time.monotonic() - begin
+            if status in ("SETUP_FAILED", "DEFUNCT") or waited > timeout or not self._alive():
+                raise ServerError(f"the server is {status} after {waited:.0f} s; its log ends:\n{self.tail()}")
+            progress(waited)
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End the server and its workers."""
+        if self.process is not None:
+            for sign, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+                try:
+                    os.killpg(self.process.pid, sign)
+                    self.process.wait(patience)
+                except ProcessLookupError:
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+        self.log.close()
+
+    def tail(self, lines: int = 40) -> str:
+        """The end of the server's log, as text."""
+        self.log.seek(0)
+        return "\n".join(map(_readable, self.log.read().splitlines()[-lines:]))
+
+    def _alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def _status(self) -> str:
+        try:
+            answer: dict[str, Any] = httpx.get(f"{self.url}/health-check", timeout=5).json()
+        except (httpx.TransportError, ValueError):
+            return "STARTING" if self._alive() else "gone"
+        return str(answer.get("status", "STARTING"))
+
+    def __enter__(self) -> CogServer:
+        try:
+            self.start()
+            self.wait()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _readable(line: str) -> str:
+    """The message of a log line that is a JSON record; any other line as it is."""
+    try:
+        fields = json.loads(line)["fields"]
+        return " ".join(str(fields[name]) for name in ("message", "error") if name in fields)
+    except (ValueError, KeyError, TypeError):
+        return line
+
+
+def main() -> None:
+    """script/serve: become the server, on PORT (default 5000), in the foreground."""
+    port = int(os.environ.get("PORT", "5000"))
+    try:
+        variables = environment(cog_schema.ROOT, port)
+    except cog_schema.SchemaError as error:
+        sys.exit(str(error))
+    os.chdir(cog_schema.ROOT)
+    os.execve(sys.executable, [*command(), *sys.argv[1:]], variables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,7 @@
 """add: out[i] = a[i] + b[i]. The smallest complete operator; copy this folder to make another."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -33,7 +35,7 @@ def _fake(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape)
 
 
-def _backward(_context, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def _backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
     return gradient, gradient
 
 

@@ -1,5 +1,7 @@
 """binary_activation: sign(x), trained with the straight-through estimator."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,18 +40,18 @@ def _backward_fake(gradient: Tensor, x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _keep_x(context, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    context.save_for_backward(inputs[-1])
+def _keep_x(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[-1])
 
 
-def _backward(context, gradient: Tensor) -> Tensor:
-    (x,) = context.saved_tensors
+def _backward(ctx: Any, gradient: Tensor) -> Tensor:
+    (x,) = ctx.saved_tensors
     return _binary_activation_backward(gradient, x)
 
 
-def _backward_of_backward(context, outer: Tensor) -> tuple[Tensor, None]:
+def _backward_of_backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
     """The estimator is linear in the gradient and flat in x."""
-    (x,) = context.saved_tensors
+    (x,) = ctx.saved_tensors
     return _binary_activation_backward(outer, x), None
 
 

@@ -1,5 +1,7 @@
 """swish: x * sigmoid(x), also known as SiLU, and its derivative as an operator of its own."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -37,18 +39,18 @@ def _backward_fake(gradient: Tensor, x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _keep_x(context, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    context.save_for_backward(*inputs)
+def _keep_x(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
 
 
-def _backward(context, gradient: Tensor) -> Tensor:
-    (x,) = context.saved_tensors
+def _backward(ctx: Any, gradient: Tensor) -> Tensor:
+    (x,) = ctx.saved_tensors
     return _swish_backward(gradient, x)
 
 
-def _backward_of_backward(context, outer: Tensor) -> tuple[Tensor, Tensor]:
+def _backward_of_backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor]:
     """With s = sigmoid(x): d/dx of s (1 + x (1 - s)) is s (1 - s) (2 + x (1 - 2 s)). Rarely needed: plain PyTorch."""
-    gradient, x = context.saved_tensors
+    gradient, x = ctx.saved_tensors
     s = torch.sigmoid(x)
     return _swish_backward(outer, x), outer * gradient * (s * (1 - s) * (2 + x * (1 - 2 * s)))
 

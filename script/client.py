@@ -18,6 +18,7 @@ from script.server import CogServer, ServerError
 
 Schema = dict[str, Any]
 EXAMPLE = 'script/predict -i prompt="def fibonacci(n):" -i max_tokens=100'
+STREAM = {"Accept": "text/event-stream"}
 WORDS = {"true": True, "false": False}
 
 
@@ -125,7 +126,7 @@ def predict(url: str, values: dict[str, Any], *, stream: bool, tries: int = 20) 
     A server may answer "at capacity" (409) while places are free: such a request is sent again.
     """
     limits = httpx.Timeout(10, read=None)
-    headers = {"Accept": "text/event-stream"} if stream else {}
+    headers = STREAM if stream else {}
     for attempt in range(tries):
         call = httpx.stream("POST", f"{url}/predictions", json={"input": values}, headers=headers, timeout=limits)
         with call as response:

@@ -101,7 +101,8 @@ class _Parser:
                 self._problem(star, star.arg, "the CLI leaves a starred parameter out")
         positional = [arg for arg in arguments.posonlyargs + arguments.args if arg.arg != "self"]
         required = len(positional) - len(arguments.defaults)
-        yield from zip(positional, [None] * required + arguments.defaults, strict=True)
+        yield from ((arg, None) for arg in positional[:required])
+        yield from zip(positional[required:], arguments.defaults, strict=True)
         yield from zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
 
     def _input(self, arg: ast.arg, default: ast.expr | None) -> Iterator[InputField]:
@@ -241,12 +242,11 @@ def _members(node: ast.expr) -> Iterator[ast.expr]:
 
 def _output(node: ast.expr) -> dict[str, Any]:
     outer = ast.unparse(node.value).rpartition(".")[2] if isinstance(node, ast.Subscript) else ""
-    if outer not in ITERATORS:
-        output = input_type(node)
-        if output.nullable or output.kind == "union":
+    if not isinstance(node, ast.Subscript) or outer not in ITERATORS:
+        plain = input_type(node)
+        if plain.nullable or plain.kind == "union":
             raise SchemaError(f"line {node.lineno}: {ast.unparse(node)} is no return type for the CLI")
-        return output.schema
-    assert isinstance(node, ast.Subscript)
+        return plain.schema
     output = {"type": "array", "items": input_type(node.slice).schema, "x-cog-array-type": "iterator"}
     if "Concatenate" in outer:
         if ast.unparse(node.slice) != "str":

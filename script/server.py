@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,26 +27,28 @@ class ServerError(RuntimeError):
     """The server did not get as far as READY; the message holds the end of its log."""
 
 
-def command(host: str = HOST) -> list[str]:
-    """The server's command line, as in the image."""
-    return [sys.executable, "-m", "cog.server.http", "--host", host]
+def command(python: str = sys.executable) -> list[str]:
+    """The server's command line, as in the image but for the address: this machine alone."""
+    return [python, "-m", "cog.server.http", "--host", HOST]
 
 
-def environment(root: Path, port: int) -> dict[str, str]:
-    """Write the schema of `root` and return the variables that Cog sets in the image, over those of this process."""
+def environment(root: Path, port: int, python: str, base: Mapping[str, str]) -> dict[str, str]:
+    """Write the schema of `root` and return `base` with the variables that Cog sets in the image.
+
+    What cog.yaml's `environment` says can be set otherwise in `base`, as by `docker run -e`.
+    """
     runner = cog_schema.write(root)
     entries = yaml.safe_load((root / "cog.yaml").read_text(encoding="utf-8"))
-    ours = {
+    return {
         **dict(entry.split("=", 1) for entry in entries.get("environment", [])),
         "COG_MAX_CONCURRENCY": str(runner.concurrency or 1),
-        **os.environ,
+        **base,
         "COG_PREDICT_TYPE_STUB": entries["run"],
         "PORT": str(port),
         "PYTHONUNBUFFERED": "1",
+        # The server starts its worker as "python": that has to be the one which runs the server.
+        "PATH": os.pathsep.join([str(Path(python).parent), base.get("PATH", os.defpath)]),
     }
-    # The server starts its worker as "python": that has to be the one which runs here.
-    ours["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return ours
 
 
 def free_port() -> int:
@@ -60,24 +62,31 @@ def free_port() -> int:
 class CogServer:
     """A server on a free port of this machine, from `start` (or `with`) to `stop`; its log is in `log`.
 
-    `root` is the folder with cog.yaml; `variables` go before everything else in the server's environment.
+    `root` is the folder with cog.yaml, `python` the interpreter that runs it, `base` the environment it inherits.
     """
 
-    def __init__(self, root: Path = cog_schema.ROOT, variables: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path = cog_schema.ROOT, python: str = sys.executable, base: Mapping[str, str] = os.environ
+    ) -> None:
         self.root = root
-        self.variables = variables or {}
+        self.python = python
+        self.base = base
         self.log = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
     def start(self) -> None:
         """Start the process; it is not ready yet."""
         port = free_port()
         self.url = f"http://{HOST}:{port}"
-        variables = {**environment(self.root, port), **self.variables}
         # A session of its own: a Ctrl-C reaches us alone, and stop() reaches the workers too.
         self.process = subprocess.Popen(
-            command(), cwd=self.root, env=variables, stdout=self.log, stderr=self.log, text=True, start_new_session=True
+            command(self.python),
+            cwd=self.root,
+            env=environment(self.root, port, self.python, self.base),
+            stdout=self.log,
+            stderr=self.log,
+            start_new_session=True,
         )
 
     def wait(self, timeout: float = 3600, progress: Callable[[float], None] = lambda seconds: None) -> None:
@@ -146,7 +155,7 @@ def main() -> None:
     """script/serve: become the server, on PORT (default 5000), in the foreground."""
     port = int(os.environ.get("PORT", "5000"))
     try:
-        variables = environment(cog_schema.ROOT, port)
+        variables = environment(cog_schema.ROOT, port, sys.executable, os.environ)
     except cog_schema.SchemaError as error:
         sys.exit(str(error))
     os.chdir(cog_schema.ROOT)

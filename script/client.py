@@ -66,8 +66,9 @@ def _typed(name: str, text: str, schema: Schema) -> Any:
         value = _scalar(text, kind)
     except (KeyError, ValueError):
         raise InputError(f"input {name!r} takes {_words(schema)}, not {text!r}") from None
-    below = "minimum" in schema and value < schema["minimum"]
-    above = "maximum" in schema and value > schema["maximum"]
+    # Written so that NaN is out of range too.
+    below = "minimum" in schema and not value >= schema["minimum"]
+    above = "maximum" in schema and not value <= schema["maximum"]
     if below or above or ("enum" in schema and value not in schema["enum"]):
         raise InputError(f"input {name!r} takes {_words(schema)}, not {text!r}")
     return value

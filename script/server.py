@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -102,14 +103,12 @@ class CogServer:
     def stop(self) -> None:
         """End the server and its workers."""
         if self.process is not None:
-            for sign, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
-                try:
-                    os.killpg(self.process.pid, sign)
-                    self.process.wait(patience)
-                except ProcessLookupError:
-                    break
-                except subprocess.TimeoutExpired:
-                    continue
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(self.process.pid, signal.SIGTERM)
+                self.process.wait(10)
+            with contextlib.suppress(ProcessLookupError):  # what did not end by itself, workers included
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(10)
         self.log.close()
 
     def tail(self, lines: int = 40) -> str:

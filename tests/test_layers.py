@@ -55,7 +55,10 @@ def test_nothing_imports_upward(part: str) -> None:
 
 def test_the_model_is_layered() -> None:
     """rwkv7 knows no engine and the engine no service, not even through a third module."""
-    known = {path.stem: {name.split(".")[1] for name in imports(path) if name.startswith("model.")} for path in sources("model")}
+    known = {
+        path.stem: {name.split(".")[1] for name in imports(path) if name.startswith("model.")}
+        for path in sources("model")
+    }
     for rank, module in enumerate(MODEL_ORDER):
         reached, todo = set(), [module]
         while todo:

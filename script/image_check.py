@@ -125,9 +125,8 @@ def split_run(entry: str) -> tuple[dict[str, str], str]:
 
 
 def has_nvcc() -> bool:
-    """Whether there is a CUDA compiler, where ops/setup.py would find one."""
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    return shutil.which("nvcc") is not None or Path(home, "bin/nvcc").exists()
+    """Whether there is a CUDA compiler, where ops/setup.py looks for one."""
+    return shutil.which("nvcc") is not None or Path(os.environ.get("CUDA_HOME", ""), "bin/nvcc").is_file()
 
 
 def check_library(image: Image) -> None:

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 
 namespace cog_rwkv {
 
@@ -24,35 +23,9 @@ struct MatmulArgs {
 #define COG_RWKV_KERNELS "matmul_kernel.h"
 #endif
 #include "each_cpu.h"
+#include "floats.h"
 
 namespace cog_rwkv {
-
-// Room for `size` floats, not initialised.
-inline std::unique_ptr<float[]> scratch(int64_t size) {
-  return std::unique_ptr<float[]>(size > 0 ? new float[size] : nullptr);
-}
-
-// The values of a contiguous tensor as floats: its own memory where they are, else a copy.
-class Floats {
- public:
-  explicit Floats(const Tensor& t) {
-    if (t.scalar_type() == ScalarType::Float) {
-      values_ = data<float>(t);
-      return;
-    }
-    copy_ = scratch(t.numel());
-    values_ = copy_.get();
-    dispatch_float_or_half(t.scalar_type(), [&](auto type) {
-      using T = typename decltype(type)::type;
-      std::copy_n(data<T>(t), t.numel(), copy_.get());
-    });
-  }
-  const float* get() const { return values_; }
-
- private:
-  const float* values_;
-  std::unique_ptr<float[]> copy_;
-};
 
 // Cuts the work into units of 16 rows of the weight and 256 rows of x, as many as are worth a thread.
 template <class W, class T>

@@ -10,7 +10,7 @@ namespace {
 Tensor linear_cpu(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   check_linear(x, weight, bias);
   const Tensor rows = contiguous(x), matrix = contiguous(weight);
-  const std::optional<Tensor> vector = bias ? std::optional(contiguous(*bias)) : std::nullopt;
+  const Tensor vector = bias ? contiguous(*bias) : matrix;  // read only where there is a bias
   const int64_t n = x.size(0), k = x.size(1), m = weight.size(0);
   Tensor out = new_empty(x, {n, m});
   const Floats floats(rows);
@@ -18,7 +18,7 @@ Tensor linear_cpu(const Tensor& x, const Tensor& weight, const std::optional<Ten
     dispatch_float_or_half(x.scalar_type(), [&](auto type) {
       using W = typename decltype(weight_type)::type;
       using T = typename decltype(type)::type;
-      const float* added = vector ? data<float>(*vector) : nullptr;
+      const float* added = bias ? data<float>(vector) : nullptr;
       matmul(MatmulArgs<W, T>{data<W>(matrix), floats.get(), added, mutable_data<T>(out), n, m, k});
     });
   });

@@ -1,0 +1,44 @@
+"""linear: a matrix product with float32 sums, whatever the dtype of the weight.
+
+    out[n, m] = sum over k of x[n, k] * weight[m, k]  (+ bias[m])
+
+On the CPU a 16-bit weight stays 16 bits in memory and is widened in registers, x is used in float32, and the order
+of the sums is fixed: a row of the result is the same, bit for bit, for any number of rows and threads. On CUDA x
+is rounded to the dtype of a 16-bit weight, each row divided by a power of two where it would overflow float16; the
+tensor cores' sums and their result are float32, and the factor is taken out again there. So nothing overflows.
+"""
+
+import torch
+from torch import Tensor
+
+from cog_rwkv_ops._library import operator
+from cog_rwkv_ops._no_gradient import refuse_gradient
+
+_linear = operator("linear")
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias.
+
+    Args:
+        x: [N, K]; float32, float16 or bfloat16; CPU or CUDA. N, K and M may be anything, 0 too.
+        weight: [M, K] on the device of `x`; float32, float16 or bfloat16, not necessarily the dtype of `x`.
+        bias: [M], float32, or None.
+
+    Returns:
+        [N, M] in the dtype of `x`, rounded once.
+
+    Raises:
+        RuntimeError: a dtype, shape or device is wrong; the message names the argument.
+        NotImplementedError: an argument requires a gradient: this operator is for inference.
+
+    Source: y = x W^T + b of torch.nn.functional.linear.
+    """
+    refuse_gradient("linear", x, weight, bias)
+    return _linear(x, weight, bias)
+
+
+@torch.library.register_fake("cog_rwkv::linear")
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    torch._check(x.shape[1] == weight.shape[1], lambda: f"cog_rwkv::linear: weight has shape {weight.shape}")
+    return x.new_empty(x.shape[0], weight.shape[0])

@@ -1,0 +1,39 @@
+"""layer_norm: out[n] = (x[n] - mean(x[n])) / sqrt(variance(x[n]) + eps) * weight + bias.
+
+The mean and the (biased) variance of a row are taken in float32, in two passes, in a fixed order.
+"""
+
+import torch
+from torch import Tensor
+
+from cog_rwkv_ops._library import operator
+from cog_rwkv_ops._no_gradient import refuse_gradient
+
+_layer_norm = operator("layer_norm")
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """Layer normalisation over the last dimension.
+
+    Args:
+        x: [N, C]; float32, float16 or bfloat16; CPU or CUDA.
+        weight: [C], float32, on the device of `x`.
+        bias: [C], float32, on the device of `x`.
+        eps: added to the variance.
+
+    Returns:
+        [N, C] in the dtype of `x`.
+
+    Raises:
+        RuntimeError: a dtype, shape or device is wrong; the message names the argument.
+        NotImplementedError: an argument requires a gradient: this operator is for inference.
+
+    Source: Ba, Kiros, Hinton, "Layer Normalization", 2016 (arXiv:1607.06450).
+    """
+    refuse_gradient("layer_norm", x, weight, bias)
+    return _layer_norm(x, weight, bias, eps)
+
+
+@torch.library.register_fake("cog_rwkv::layer_norm")
+def _fake(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    return x.new_empty(x.shape)

@@ -1,0 +1,53 @@
+// time_mix_output: schema and CPU kernel.
+#include "time_mix_output.h"
+
+namespace cog_rwkv {
+
+template <class T>
+struct OutputArgs {
+  const T *y, *r, *k, *v, *g;         // [tokens, heads, 64]
+  const float *r_k, *weight, *bias;   // [heads, 64]
+  T* out;                             // like y
+  float eps;
+};
+
+}  // namespace cog_rwkv
+
+#define COG_RWKV_KERNELS "../time_mix_output/kernel.h"
+#include "../csrc/each_cpu.h"
+#include "../csrc/tensor.h"
+
+namespace cog_rwkv {
+namespace {
+
+Tensor time_mix_output_cpu(const Tensor& y, const Tensor& r, const Tensor& k, const Tensor& v, const Tensor& g,
+                           const Tensor& r_k, const Tensor& weight, const Tensor& bias, double eps) {
+  check_time_mix_output(y, r, k, v, g, r_k, weight, bias);
+  const Tensor state = contiguous(y), receptance = contiguous(r), key = contiguous(k), value = contiguous(v);
+  const Tensor gate = contiguous(g), bonus = contiguous(r_k), scale = contiguous(weight), shift = contiguous(bias);
+  Tensor out = new_empty(y, y.sizes());
+  const int64_t heads = y.size(1) / 64;
+  dispatch_float_or_half(y.scalar_type(), [&](auto type) {
+    using T = typename decltype(type)::type;
+    const OutputArgs<T> args{data<T>(state),     data<T>(receptance), data<T>(key),       data<T>(value),
+                             data<T>(gate),      data<float>(bonus),  data<float>(scale), data<float>(shift),
+                             mutable_data<T>(out), static_cast<float>(eps)};
+    const auto kernel = COG_RWKV_KERNEL(time_mix_output_heads<T>);
+    parallel_for(y.size(0) * heads, 128, [&](int64_t begin, int64_t end) { kernel(args, begin, end, heads); });
+  });
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cog_rwkv, m) {
+  m.def(
+      "time_mix_output(Tensor y, Tensor r, Tensor k, Tensor v, Tensor g, Tensor r_k, Tensor weight, Tensor bias, "
+      "float eps=64e-5) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) {
+  m.impl("time_mix_output", TORCH_BOX(&time_mix_output_cpu));
+}
+
+}  // namespace cog_rwkv

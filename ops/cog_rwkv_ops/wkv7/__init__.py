@@ -1,0 +1,110 @@
+"""wkv7: the recurrence of RWKV-7, a generalised delta rule with a decay for every key.
+
+    S <- S diag(decay) + (S a) b' + v k'        y = S r        decay = exp(-exp(-0.5) * sigmoid(w))
+
+S is a head's state, [64 values, 64 keys]; r, w, k, v, a, b are a token's vectors of that head. In the model a is
+minus the normalised removal key and b that key times the in-context learning rate. `w` is raw, as it comes from its
+low-rank projection, so that the decay lies between 0.5452 and 1 whatever it is. All arithmetic is float32.
+
+`wkv7` is functional, over B sequences of T tokens; `wkv7_` takes packed sequences of any lengths and updates their
+rows of a pool of states in place.
+"""
+
+import torch
+from torch import Tensor
+
+from cog_rwkv_ops._library import operator
+from cog_rwkv_ops._no_gradient import refuse_gradient
+
+_wkv7 = operator("wkv7")
+_wkv7_ = operator("wkv7_")
+
+
+def wkv7(
+    r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The recurrence over B sequences of T tokens.
+
+    Args:
+        r: receptance, [B, T, H, 64]; float32, float16 or bfloat16; CPU or CUDA.
+        w: the raw decay, like `r`.
+        k: key, like `r`.
+        v: value, like `r`.
+        a: what is looked up to be removed, like `r`.
+        b: where it is removed, like `r`.
+        state: [B, H, 64, 64], float32: value, key.
+
+    Returns:
+        y, like `r`, and the state after the last token, like `state`.
+
+    Raises:
+        RuntimeError: a dtype, shape or device is wrong; the message names the argument.
+        NotImplementedError: an argument requires a gradient: there is no backward yet.
+
+    Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025 (arXiv:2503.14456), equation 1.
+    """
+    refuse_gradient("wkv7", r, w, k, v, a, b, state)
+    return _wkv7(r, w, k, v, a, b, state)
+
+
+def wkv7_(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    pool: Tensor,
+    rows: Tensor,
+    cu_seqlens: Tensor,
+) -> Tensor:
+    """The recurrence over packed sequences, each with its state in a pool.
+
+    Args:
+        r: receptance, [N, C], the tokens of B sequences one after the other, C = H * 64; float32, float16 or
+            bfloat16; CPU or CUDA.
+        w: the raw decay, like `r`.
+        k: key, like `r`.
+        v: value, like `r`.
+        a: what is looked up to be removed, like `r`.
+        b: where it is removed, like `r`.
+        pool: [R, H, 64, 64], float32, each row contiguous. **Updated in place.**
+        rows: [B], int64: sequence i has the row rows[i] of `pool`. Each another row.
+        cu_seqlens: [B + 1], int64: sequence i is the tokens cu_seqlens[i] to cu_seqlens[i + 1]; it begins with 0 and
+            ends with N. A sequence without tokens changes nothing.
+
+    Returns:
+        y, like `r`. The same for any cut of a sequence into calls; on the CPU bit for bit.
+
+    Raises:
+        RuntimeError: a dtype, shape or device is wrong; on the CPU also, a row is out of range or repeated, or
+            `cu_seqlens` is not as said. The message names the argument. On CUDA, where the host cannot look, a
+            sequence whose row is out of range leaves the pool alone and gets NaN.
+        NotImplementedError: an argument requires a gradient: this operator is for inference.
+
+    Source: as `wkv7`.
+    """
+    refuse_gradient("wkv7_", r, w, k, v, a, b, pool)
+    return _wkv7_(r, w, k, v, a, b, pool, rows, cu_seqlens)
+
+
+@torch.library.register_fake("cog_rwkv::wkv7")
+def _fake(
+    r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    return r.new_empty(r.shape), state.new_empty(state.shape)
+
+
+@torch.library.register_fake("cog_rwkv::wkv7_")
+def _fake_packed(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    pool: Tensor,
+    rows: Tensor,
+    cu_seqlens: Tensor,
+) -> Tensor:
+    return r.new_empty(r.shape)

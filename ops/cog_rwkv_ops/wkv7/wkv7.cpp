@@ -1,0 +1,77 @@
+// wkv7 and wkv7_: schemas and CPU kernels.
+#include "wkv7.h"
+
+#define COG_RWKV_KERNELS "../wkv7/kernel.h"
+#include "../csrc/each_cpu.h"
+#include "../csrc/tensor.h"
+
+namespace cog_rwkv {
+namespace {
+
+// The inputs, contiguous, as [tokens, heads, 64].
+struct Inputs {
+  Tensor r, w, k, v, a, b;
+};
+
+// Sequence i is the tokens start[i] to start[i + 1], and its state is row[i] of `pool`.
+void wkv7_run(const Inputs& in, const Tensor& y, float* pool, int64_t pool_stride, const int64_t* row,
+              const int64_t* start, int64_t batch, int64_t heads) {
+  if (batch * heads == 0) return;
+  const int64_t tokens_each = 1 + start[batch] / batch;
+  dispatch_float_or_half(y.scalar_type(), [&](auto type) {
+    using T = typename decltype(type)::type;
+    const auto kernel = COG_RWKV_KERNEL(wkv7_head<T>);
+    const T *r = data<T>(in.r), *w = data<T>(in.w), *k = data<T>(in.k), *v = data<T>(in.v), *a = data<T>(in.a),
+            *b = data<T>(in.b);
+    T* out = mutable_data<T>(y);
+    parallel_for(batch * heads, 1 + 4 / tokens_each, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) {
+        const int64_t sequence = i / heads, head = i % heads, h = head * kHead;
+        kernel(r + h, w + h, k + h, v + h, a + h, b + h, out + h,
+               pool + row[sequence] * pool_stride + head * kHead * kHead, start[sequence], start[sequence + 1],
+               heads * kHead);
+      }
+    });
+  });
+}
+
+std::tuple<Tensor, Tensor> wkv7_cpu(const Tensor& r, const Tensor& w, const Tensor& k, const Tensor& v,
+                                    const Tensor& a, const Tensor& b, const Tensor& state) {
+  check_wkv7(r, w, k, v, a, b, state);
+  const Inputs in{contiguous(r), contiguous(w), contiguous(k), contiguous(v), contiguous(a), contiguous(b)};
+  const int64_t batch = r.size(0), tokens = r.size(1), heads = r.size(2);
+  Tensor y = new_empty(r, r.sizes()), after = new_empty(state, state.sizes());
+  torch::stable::copy_(after, state);
+  std::vector<int64_t> row(batch), start(batch + 1);
+  for (int64_t i = 0; i < batch; i++) row[i] = i, start[i + 1] = (i + 1) * tokens;
+  wkv7_run(in, y, mutable_data<float>(after), heads * kHead * kHead, row.data(), start.data(), batch, heads);
+  return {y, after};
+}
+
+Tensor wkv7_packed_cpu(const Tensor& r, const Tensor& w, const Tensor& k, const Tensor& v, const Tensor& a,
+                       const Tensor& b, const Tensor& pool, const Tensor& rows, const Tensor& cu_seqlens) {
+  const int64_t stride = check_wkv7_packed(r, w, k, v, a, b, pool, rows, cu_seqlens);
+  const Inputs in{contiguous(r), contiguous(w), contiguous(k), contiguous(v), contiguous(a), contiguous(b)};
+  const Tensor row = contiguous(rows), start = contiguous(cu_seqlens);
+  check_packed_values("wkv7_", data<int64_t>(row), data<int64_t>(start), rows.size(0), r.size(0), pool.size(0));
+  Tensor y = new_empty(r, r.sizes());
+  wkv7_run(in, y, mutable_data<float>(pool), stride, data<int64_t>(row), data<int64_t>(start), rows.size(0),
+           pool.size(1));
+  return y;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cog_rwkv, m) {
+  m.def("wkv7(Tensor r, Tensor w, Tensor k, Tensor v, Tensor a, Tensor b, Tensor state) -> (Tensor, Tensor)");
+  m.def(
+      "wkv7_(Tensor r, Tensor w, Tensor k, Tensor v, Tensor a, Tensor b, Tensor(a!) pool, Tensor rows, "
+      "Tensor cu_seqlens) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) {
+  m.impl("wkv7", TORCH_BOX(&wkv7_cpu));
+  m.impl("wkv7_", TORCH_BOX(&wkv7_packed_cpu));
+}
+
+}  // namespace cog_rwkv

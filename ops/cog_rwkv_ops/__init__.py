@@ -1,13 +1,31 @@
-"""PyTorch operators for RWKV-7, hand-written for CPU and CUDA. One folder an operator; README.md says how to add one."""
+"""PyTorch operators for RWKV-7, hand-written for CPU and CUDA. One folder an operator; README.md: how to add one."""
 
 from cog_rwkv_ops._library import LibraryError
 from cog_rwkv_ops.add import add
 from cog_rwkv_ops.binary_activation import binary_activation
+from cog_rwkv_ops.layer_norm import layer_norm
+from cog_rwkv_ops.linear import linear
+from cog_rwkv_ops.low_rank import low_rank
+from cog_rwkv_ops.squared_relu import squared_relu, squared_relu_linear
 from cog_rwkv_ops.swish import swish
+from cog_rwkv_ops.time_mix_output import time_mix_output
+from cog_rwkv_ops.time_mix_prepare import time_mix_prepare
+from cog_rwkv_ops.token_shift import token_shift_
+from cog_rwkv_ops.wkv7 import wkv7, wkv7_
 
 __all__ = [
     "LibraryError",
     "add",
     "binary_activation",
+    "layer_norm",
+    "linear",
+    "low_rank",
+    "squared_relu",
+    "squared_relu_linear",
     "swish",
+    "time_mix_output",
+    "time_mix_prepare",
+    "token_shift_",
+    "wkv7",
+    "wkv7_",
 ]

@@ -43,10 +43,10 @@ def say(line: str) -> None:
 
 
 def find_nvcc() -> Path | None:
-    """The CUDA compiler: in CUDA_HOME, on PATH, or from the PyPI toolkit in this environment."""
+    """The CUDA compiler: in CUDA_HOME, on PATH, in /usr/local/cuda, or PyPI's in this environment."""
     home = os.environ.get("CUDA_HOME")
     pypi = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "nvcc"
-    for candidate in (home and f"{home}/bin/nvcc", shutil.which("nvcc"), pypi):
+    for candidate in (home and f"{home}/bin/nvcc", shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc", pypi):
         if candidate and os.access(candidate, os.X_OK):
             return Path(candidate)
     return None
@@ -63,11 +63,11 @@ def wanted_nvcc() -> Path | None:
     nvcc = find_nvcc()
     if nvcc is None and choice == "1":
         raise SystemExit(
-            "cog_rwkv_ops: COG_RWKV_CUDA=1, but no nvcc in CUDA_HOME, on PATH or in site-packages/nvidia/cu13; "
-            'install one with: pip install "cuda-toolkit[nvcc,cudart,cccl]==13.0.*"'
+            "cog_rwkv_ops: COG_RWKV_CUDA=1, but there is no nvcc in CUDA_HOME, on PATH, in /usr/local/cuda or in "
+            'site-packages/nvidia/cu13; install one with: pip install "cuda-toolkit[nvcc,cudart,cccl]==13.0.*"'
         )
     if nvcc is None:
-        say("building for the CPU only: no nvcc in CUDA_HOME, on PATH or in site-packages/nvidia/cu13")
+        say("building for the CPU only: no nvcc in CUDA_HOME, on PATH, in /usr/local/cuda or site-packages/nvidia/cu13")
     return nvcc
 
 
@@ -123,7 +123,8 @@ def extensions() -> list[Extension]:
     include = cpp_extension.include_paths()
     # torch loads its libraries privately, so ours must name the one it takes symbols from, whatever the linker's
     # default. libtorch_cuda is not named: see csrc/cuda.cuh.
-    link = ["-Wl,--no-as-needed", f"-L{cpp_extension.library_paths()[0]}", "-ltorch_cpu", "-Wl,--exclude-libs,ALL", "-Wl,-z,defs"]
+    link = ["-Wl,--no-as-needed", f"-L{cpp_extension.library_paths()[0]}", "-ltorch_cpu"]
+    link += ["-Wl,--exclude-libs,ALL", "-Wl,-z,defs"]  # a symbol that nothing defines fails here, not at import
     cxx = ["-O3", "-std=c++20", "-g0", "-Wall", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
     # A product and a sum are fused only where the source says so: otherwise the same formula could round
     # differently in a vector loop and in its tail, and a result would depend on how the work was cut.
@@ -158,11 +159,14 @@ class Build(cpp_extension.BuildExtension):
     """torch's ninja build, with object files that stay, so that the next build compiles only what changed."""
 
     def run(self) -> None:
-        if not self.inplace:  # a library that an earlier build left must not slip into a new wheel
-            for old in Path(self.build_lib).glob("cog_rwkv_ops/*.so"):
-                old.unlink()
+        # A library that an earlier build left, with CUDA say, must not stay beside this one or slip into its wheel.
+        built = {self.get_ext_filename(extension.name) for extension in self.extensions}
+        for folder in (Path(self.build_lib), HERE) if self.inplace else (Path(self.build_lib),):
+            for old in folder.glob("cog_rwkv_ops/*.so"):
+                if str(old.relative_to(folder)) not in built:
+                    old.unlink()
         (HERE / "build").mkdir(exist_ok=True)
-        with open(HERE / "build" / "lock", "w") as lock:  # two builds at once would spoil each other's files
+        with (HERE / "build" / "lock").open("w") as lock:  # two builds at once would spoil each other's files
             fcntl.flock(lock, fcntl.LOCK_EX)
             super().run()
 

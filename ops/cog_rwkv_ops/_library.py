@@ -40,8 +40,9 @@ def load_library(path: Path) -> None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        symbol = re.search(r"undefined symbol: (\S+)", str(error))
-        cause = f"torch {torch.__version__} lacks the symbol {symbol[1]}" if symbol else str(error)
+        reason = str(error.__cause__ or error)  # torch puts its own error around the loader's
+        symbol = re.search(r"undefined symbol: (\S+)", reason)
+        cause = f"torch {torch.__version__} lacks the symbol {symbol[1]}" if symbol else reason
         raise LibraryError(f"cog_rwkv_ops cannot load {path}: {cause}; rebuild it with: {BUILD}") from error
 
 

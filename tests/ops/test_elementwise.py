@@ -1,6 +1,7 @@
 """add, swish and binary_activation: numbers, layouts, errors, gradients, compiling, streams and graphs."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -32,9 +33,7 @@ CASES = [
     Case("add", cog_rwkv_ops.add, add_reference.add, 2),
     Case("swish", cog_rwkv_ops.swish, swish_reference.swish, 1),
     Case("swish_backward", COMPILED.swish_backward, swish_reference.swish_backward, 2, size=1.0),
-    Case(
-        "binary_activation", cog_rwkv_ops.binary_activation, binary_activation_reference.binary_activation, 1
-    ),
+    Case("binary_activation", cog_rwkv_ops.binary_activation, binary_activation_reference.binary_activation, 1),
     Case(
         "binary_activation_backward",
         COMPILED.binary_activation_backward,
@@ -253,5 +252,5 @@ def test_beyond_two_to_the_31_elements(case: Case, device: str) -> None:
 
 
 def _memory_available() -> int:
-    with open("/proc/meminfo") as lines:
+    with Path("/proc/meminfo").open() as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

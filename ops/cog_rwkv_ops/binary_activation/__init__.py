@@ -56,6 +56,4 @@ def _backward_of_backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
 
 
 torch.library.register_autograd("cog_rwkv::binary_activation", _backward, setup_context=_keep_x)
-torch.library.register_autograd(
-    "cog_rwkv::binary_activation_backward", _backward_of_backward, setup_context=_keep_x
-)
+torch.library.register_autograd("cog_rwkv::binary_activation_backward", _backward_of_backward, setup_context=_keep_x)

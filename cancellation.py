@@ -1,7 +1,7 @@
 """Cog's cancellation, handed on to a run() that has already returned its generator.
 
 Cog cancels a prediction by ``cancel()`` on the future that ``asyncio.run_coroutine_threadsafe`` gave it for run(). Once
-run() has returned a generator that future is done, and nobody tells the generator. So ``install()`` wraps that function:
+run() has returned a generator that future is done, and nobody tells the generator. So ``install()`` wraps the function:
 its futures also fire a ``Cancellation``, which run() finds with ``current()``. When Cog passes cancellation on itself,
 this file and its two uses in predict.py can go.
 """
@@ -11,7 +11,9 @@ import concurrent.futures
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Cancellation:
@@ -63,16 +65,17 @@ def install() -> None:
     asyncio.run_coroutine_threadsafe = _submit
 
 
-def _submit(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> concurrent.futures.Future[Any]:
+def _submit(coro: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> concurrent.futures.Future[T]:
     cancellation = Cancellation()
 
-    async def with_cancellation() -> Any:
+    async def with_cancellation() -> T:
         _current.set(cancellation)
-        return await coroutine
+        return await coro
 
     future = _original(with_cancellation(), loop)
     # The class is all that differs. Setting an attribute ``cancel`` instead would make a cycle of references, and the
     # finished reply would stay in memory until the garbage collector comes round.
     future.__class__ = _Future
+    assert isinstance(future, _Future)
     future.cancellation = cancellation
     return future

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from model.errors import RwkvError
 from model.handle import FinishReason, Handle
 from model.sampling import Sampler, SamplingParams
 from model.scheduler import Part, Scheduler, Sequence
@@ -22,24 +23,33 @@ RESTARTS = 2  # so often a request is read again because a step with others fail
 FAILED_STEPS = 8  # so many failed steps in a row, over different requests, are no longer the fault of a request
 
 
-class EngineError(RuntimeError):
+class EngineError(RwkvError):
     """The engine cannot take or go on with a request."""
+
+    code = "E300"
 
 
 class Model(Protocol):
     """What the engine asks of a model."""
 
-    device: torch.device
-    vocab_size: int
+    @property
+    def device(self) -> torch.device:
+        """Where ids, rows and logits lie."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids go from 0 to one less."""
 
     def forward(self, ids: Tensor, pool: StatePool, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
         """ids int64 [N] of B sequences -> float32 logits [B, vocab] after the last id of each; updates ``pool``."""
 
 
 class Engine:
-    """Drives ``model`` over the rows of ``pool``. Threads may call everything here except the methods with an underscore."""
+    """Drives ``model`` over the rows of ``pool``. Any thread may call what has no underscore."""
 
-    def __init__(self, model: Model, sampler: Sampler, pool: StatePool, chunk: int, stalled_after: float = STALLED_AFTER) -> None:
+    def __init__(
+        self, model: Model, sampler: Sampler, pool: StatePool, chunk: int, stalled_after: float = STALLED_AFTER
+    ) -> None:
         """``chunk``: tokens of prompts that a step reads beside the running replies (scheduler.py)."""
         self._model, self._sampler, self._pool = model, sampler, pool
         self._scheduler = Scheduler(pool.rows, chunk)
@@ -122,6 +132,8 @@ class Engine:
             return not self._stopping
 
     def _step(self) -> None:
+        for sequence in self._scheduler.ended():
+            self._release(sequence)
         for sequence in self._scheduler.admit():
             sequence.handle.admitted = time.monotonic()
         if not (parts := self._scheduler.plan()):
@@ -140,7 +152,9 @@ class Engine:
         for part in parts:
             if part.begin == 0:
                 self._pool.clear(part.sequence.row)
-                self._sampler.set_row(part.sequence.row, part.sequence.params, part.sequence.ids[part.sequence.prompt :])
+                self._sampler.set_row(
+                    part.sequence.row, part.sequence.params, part.sequence.ids[part.sequence.prompt :]
+                )
         ids = [one for part in parts for one in part.sequence.ids[part.begin : part.end]]
         ends = [0]
         for part in parts:
@@ -180,12 +194,16 @@ class Engine:
                 self._end(sequence, "length")
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        self._scheduler.release(sequence)
+        self._release(sequence)
         sequence.handle.finish(reason, error)
 
+    def _release(self, sequence: Sequence) -> None:
+        self._scheduler.release(sequence)
+        self._sampler.clear_row(sequence.row)
+
     def _failed(self, parts: list[Part], error: str) -> None:
-        """A step that fails leaves the states of its rows half written. One that ran alone is at fault itself; of several
-        each is read again from its beginning, alone, so that only the one at fault fails."""
+        """A step that fails leaves the states of its rows half written. A sequence that ran alone is at fault itself;
+        of several each is read again from its beginning, alone, so that only the one at fault fails."""
         self._failed_steps += 1
         self._last_error = error
         for sequence in [part.sequence for part in parts]:

@@ -11,9 +11,8 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class Handle:
     """The token ids of one reply, as they are drawn. The engine writes it, one reader reads it, anyone may end it.
 
-    ``finish_reason`` is None until the reply ends; ``error`` says why where that is "error". Times are
-    ``time.monotonic()`` seconds: ``submitted``, ``admitted`` (it got a row), ``first_token``, ``last_token``; ``tokens``
-    counts the ids.
+    ``finish_reason`` is None until the reply ends; ``error`` says why where that is "error". ``tokens`` counts the ids.
+    Times are ``time.monotonic()`` seconds: ``submitted``, ``admitted`` (it got a row), ``first_token``, ``last_token``.
     """
 
     def __init__(self) -> None:

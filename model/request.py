@@ -1,26 +1,19 @@
-"""A request as the user means it: validated, frozen. Every fault has a code, names the input and says its limit."""
+"""A request as the user means it: validated, frozen. Every fault names the input and says its limit."""
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-# Codes by the kind of fault; E1001 stands for all that are no matter of length or range.
-WRONG_TYPE, WRONG_LENGTH, OUT_OF_RANGE, CONFLICT = "E1001", "E1002", "E1003", "E1004"
-_CODES = {
-    **dict.fromkeys(("string_too_short", "string_too_long", "too_long"), WRONG_LENGTH),
-    **dict.fromkeys(("greater_than_equal", "less_than_equal", "finite_number"), OUT_OF_RANGE),
-    "conflict": CONFLICT,
+from model.errors import RequestError
+
+_NOUNS = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
 }
-_NOUNS = {"string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false", "array": "a list"}
-
-
-class RequestError(ValueError):
-    """An input that cannot be used. ``code`` is stable across versions, ``field`` is the input's name."""
-
-    def __init__(self, code: str, field: str, message: str) -> None:
-        super().__init__(f"{code} {field}: {message}")
-        self.code, self.field = code, field
 
 
 class Request(BaseModel):
@@ -47,7 +40,9 @@ class Request(BaseModel):
     @model_validator(mode="after")
     def _system_prompt_needs_chat(self) -> "Request":
         if self.system_prompt is not None and not self.chat:
-            raise PydanticCustomError("conflict", "is only used with chat=true; set chat=true or leave system_prompt out")
+            raise PydanticCustomError(
+                "conflict", "is only used with chat=true; set chat=true or leave system_prompt out"
+            )
         return self
 
     @classmethod
@@ -59,15 +54,14 @@ class Request(BaseModel):
             raise _explain(error.errors()[0]) from None
 
 
-def _explain(detail: dict[str, Any]) -> RequestError:
-    code = _CODES.get(detail["type"], WRONG_TYPE)
+def _explain(detail: ErrorDetails) -> RequestError:
     if detail["type"] == "conflict":
-        return RequestError(code, "system_prompt", detail["msg"])
+        return RequestError("system_prompt", detail["msg"])
     field, *item = map(str, detail["loc"])
     if field not in Request.model_fields:
-        return RequestError(code, field, f"there is no such input; the inputs are {', '.join(Request.model_fields)}")
+        return RequestError(field, f"there is no such input; the inputs are {', '.join(Request.model_fields)}")
     which = f"item {item[0]} " if item else ""
-    return RequestError(code, field, f"{which}must be {_limit(field, bool(item))}, got {_shown(detail)}")
+    return RequestError(field, f"{which}must be {_limit(field, bool(item))}, got {_shown(detail)}")
 
 
 def _limit(field: str, item: bool) -> str:
@@ -83,7 +77,7 @@ def _limit(field: str, item: bool) -> str:
     return f"{noun} of at most {schema['maxItems']:,} items" if "maxItems" in schema else noun
 
 
-def _shown(detail: dict[str, Any]) -> str:
+def _shown(detail: ErrorDetails) -> str:
     """What came instead, without the user's text: errors end up in logs."""
     if detail["type"] == "missing":
         return "nothing"

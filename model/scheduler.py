@@ -13,7 +13,7 @@ from model.sampling import SamplingParams
 
 @dataclass(eq=False)
 class Sequence:
-    """A request in the engine. ``ids`` are its prompt and what was drawn; the state has read the first ``done`` of them."""
+    """A request in the engine. ``ids`` are its prompt and what was drawn; its state has read the first ``done``."""
 
     ids: list[int]
     params: SamplingParams
@@ -91,10 +91,12 @@ class Scheduler:
         """All that run or wait."""
         return [*self.active, *self._waiting]
 
+    def ended(self) -> list[Sequence]:
+        """Those on a row whose readers want no more of them."""
+        return [one for one in self.active if one.handle.finish_reason]
+
     def admit(self) -> list[Sequence]:
-        """Drop what has ended, then give free rows, lowest first, to those who have waited longest. Returns the latter."""
-        for sequence in [one for one in self.active if one.handle.finish_reason]:
-            self.release(sequence)
+        """Give free rows, lowest first, to those who have waited longest, and return them. Drops who waits no more."""
         admitted = []
         while self._waiting and (self._free or self._waiting[0].handle.finish_reason):
             sequence = self._waiting.popleft()

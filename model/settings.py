@@ -1,17 +1,22 @@
 """What the operator of a server may set, by environment variables that begin with COG_RWKV_."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from model.errors import RwkvError
 
 PREFIX = "COG_RWKV_"
 EMBEDDED_WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
 
-class SettingsError(ValueError):
+class SettingsError(RwkvError, ValueError):
     """A setting that cannot be used; the message names the environment variable."""
+
+    code = "E130"
 
 
 class Settings(BaseSettings):
@@ -19,33 +24,43 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="ignore")
 
-    weights: str = Field(default=str(EMBEDDED_WEIGHTS), min_length=1, description="Checkpoint: a file, a directory or a URL.")
+    weights: str = Field(
+        default=str(EMBEDDED_WEIGHTS), min_length=1, description="Checkpoint: a file, a directory or a URL."
+    )
     cache: Path | None = Field(default=None, description="Folder for downloaded checkpoints.")
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(default="auto", description="Dtype of the matrices.")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        default="auto", description="Dtype of the matrices."
+    )
     max_batch: int = Field(default=64, ge=1, le=4096, description="Rows of the state pool: sequences that run at once.")
     prefill_chunk: int | None = Field(
-        default=None, ge=1, le=65536, description="Tokens of a prompt read in one step; by default 512 on CUDA, 64 on the CPU."
+        default=None,
+        ge=1,
+        le=65536,
+        description="Tokens of a prompt read in one step; by default 512 on CUDA, 64 on the CPU.",
     )
     start_token: bool = Field(default=True, description="Whether a new context starts with id 0.")
-    text_interval: float = Field(default=0.02, ge=0.0, le=1.0, description="Seconds between the pieces of a streamed reply.")
+    text_interval: float = Field(
+        default=0.02, ge=0.0, le=1.0, description="Seconds between the pieces of a streamed reply."
+    )
 
     @classmethod
     def read(cls, weights: str | None = None) -> "Settings":
         """The settings of this process; ``weights`` (not empty) goes before COG_RWKV_WEIGHTS.
 
-        Raises SettingsError, one line for each variable that cannot be used.
+        Raises SettingsError, with one clause for each variable that cannot be used.
         """
+        overrides: dict[str, Any] = {"weights": str(weights)} if weights else {}
         try:
-            return cls(**({"weights": str(weights)} if weights else {}))
+            return cls(**overrides)
         except ValidationError as error:
-            raise SettingsError("\n".join(_line(detail) for detail in error.errors())) from None
+            raise SettingsError("; ".join(_line(detail) for detail in error.errors())) from None
 
     def chunk(self, device_type: str) -> int:
         """Tokens of a prompt read in one step on a device of this type ("cpu", "cuda")."""
         return self.prefill_chunk or (512 if device_type == "cuda" else 64)
 
 
-def _line(detail: dict) -> str:
+def _line(detail: ErrorDetails) -> str:
     variable = PREFIX + str(detail["loc"][0]).upper()
     return f"{variable}: {detail['msg']}, got {detail['input']!r}"

@@ -7,6 +7,7 @@ was used again, or fed a token twice, gives other tokens than it should.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class StubModel:
         """As model/rwkv7.py: logits [B, vocab] after the last id of each sequence."""
         assert len(set(rows.tolist())) == len(rows) == len(cu_seqlens) - 1
         ends = cu_seqlens.tolist()
-        parts = [ids[begin:end].tolist() for begin, end in zip(ends, ends[1:], strict=False)]
+        parts = [ids[begin:end].tolist() for begin, end in pairwise(ends)]
         assert all(parts) and ends[-1] == len(ids)
         self.steps.append(Step(rows.tolist(), parts))
         time.sleep(self.delay)

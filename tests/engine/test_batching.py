@@ -157,9 +157,7 @@ def test_many_threads_may_submit(start: StartEngine) -> None:
     wrong: list[int] = []
 
     def client(n: int) -> None:
-        for k in range(5):
-            if list(engine.submit([n, k], GREEDY, 5)) != reply_of(mixed, [n, k], 5):
-                wrong.append(n)
+        wrong.extend(k for k in range(5) if list(engine.submit([n, k], GREEDY, 5)) != reply_of(mixed, [n, k], 5))
 
     threads = [threading.Thread(target=client, args=(n,)) for n in range(16)]
     for thread in threads:

@@ -5,11 +5,12 @@ import time
 
 import pytest
 import torch
+from torch import Tensor
 
 from model.engine import FAILED_STEPS, EngineError
 from model.sampling import SamplingParams
 from tests.engine.conftest import StartEngine
-from tests.stub_model import StubModel, mixed, reply_of
+from tests.stub_model import StubModel, StubPool, mixed, reply_of
 
 GREEDY = SamplingParams(temperature=0.0)
 GUILTY = 63
@@ -27,7 +28,9 @@ def failing(error: BaseException, at: int = 5) -> StubModel:
 
 
 @pytest.mark.acceptance(18)
-@pytest.mark.parametrize("error", [ValueError("broken"), torch.OutOfMemoryError("CUDA out of memory")], ids=["error", "oom"])
+@pytest.mark.parametrize(
+    "error", [ValueError("broken"), torch.OutOfMemoryError("CUDA out of memory")], ids=["error", "oom"]
+)
 def test_only_the_guilty_one_fails(start: StartEngine, error: Exception) -> None:
     engine = start(failing(error), rows=8)
     others = [engine.submit([n, n], GREEDY, 30) for n in range(1, 6)]
@@ -45,7 +48,9 @@ def test_only_the_guilty_one_fails(start: StartEngine, error: Exception) -> None
 
 @pytest.mark.acceptance(7)
 def test_logits_that_are_not_finite_fail_one_request(start: StartEngine) -> None:
-    model = StubModel(lambda ids: StubModel.NAN_LOGITS if ids[0] == GUILTY and len(ids) > 3 else mixed(ids), delay=0.001)
+    model = StubModel(
+        lambda ids: StubModel.NAN_LOGITS if ids[0] == GUILTY and len(ids) > 3 else mixed(ids), delay=0.001
+    )
     engine = start(model)
     other, guilty = engine.submit([1], GREEDY, 30), engine.submit([GUILTY], GREEDY, 30)
     assert len(list(guilty)) == 3
@@ -68,7 +73,7 @@ def test_the_same_request_gives_the_same_after_cancelled_and_failed_ones(start: 
 
 def test_a_step_that_fails_only_for_all_together_still_comes_to_an_end(start: StartEngine) -> None:
     class TooSmall(StubModel):
-        def forward(self, ids, pool, rows, cu_seqlens):  # noqa: ANN001, ANN202
+        def forward(self, ids: Tensor, pool: StubPool, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
             if len(rows) > 1:
                 raise torch.OutOfMemoryError("no room for two")
             return super().forward(ids, pool, rows, cu_seqlens)

@@ -1,0 +1,137 @@
+"""Text in, text out: what stands between a request and the engine."""
+
+import time
+from collections.abc import Iterator
+
+import structlog
+
+from model import checkpoint
+from model.device import choose_device, choose_dtype
+from model.engine import Engine, EngineError
+from model.handle import FinishReason, Handle
+from model.request import Request
+from model.rwkv7 import RWKV7
+from model.sampling import Sampler, SamplingParams
+from model.settings import PREFIX, Settings, SettingsError
+from model.state import StatePool
+from model.text import CHAT_STOP, ReplyText, chat_prompt
+from model.tokenizer import Tokenizer
+
+log = structlog.get_logger()
+
+
+class Service:
+    """A model that is loaded and running."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, settings: Settings) -> None:
+        self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
+
+    @classmethod
+    def build(cls, settings: Settings) -> "Service":
+        """Load what the settings name and run it once, so that the first request finds everything warm.
+
+        Raises SettingsError, CheckpointError, or what the device has to say.
+        """
+        try:
+            device = choose_device(settings.device)
+        except (ValueError, RuntimeError) as error:
+            raise SettingsError(f"{PREFIX}DEVICE: {error}") from None
+        found = checkpoint.load(settings.weights, cache=settings.cache)
+        tokenizer = Tokenizer(found.vocab)
+        model = RWKV7.load(found, device, choose_dtype(settings.dtype, device))
+        pool = StatePool(found.config, settings.max_batch, device)
+        sampler = Sampler(model.vocab_size, pool.rows, device, tokenizer.allowed(model.vocab_size, device))
+        service = cls(Engine(model, sampler, pool, settings.chunk(device.type)), tokenizer, settings)
+        service.warm_up()
+        log.info("ready", device=str(device), dtype=str(model.dtype), checkpoint=str(found.path), config=found.config)
+        return service
+
+    def warm_up(self) -> None:
+        """Read and write a few tokens. Raises EngineError where that fails."""
+        handle = self.engine.submit([0] * 20, SamplingParams(temperature=0.0), 2)
+        for _ in handle:
+            pass
+        if handle.finish_reason == "error":
+            raise EngineError(f"the first step failed: {handle.error}")
+
+    def reply(self, request: Request) -> "Reply":
+        """The reply to a request; nothing happens before it is iterated."""
+        return Reply(self, request)
+
+    def problem(self) -> str | None:
+        """Why requests cannot be served now, or None."""
+        return self.engine.problem()
+
+
+class Reply:
+    """The text of one reply, in pieces, and then its numbers. Iterate it once, in one thread; anyone may cancel it."""
+
+    def __init__(self, service: Service, request: Request) -> None:
+        self._service, self._request = service, request
+        self._created = time.monotonic()
+        self._handle = Handle()
+        stops = [*request.stop, CHAT_STOP] if request.chat else request.stop
+        self._text = ReplyText(service.tokenizer, stops, strip_leading_space=request.chat)
+        self._prompt_tokens = self._completion_tokens = 0
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None until the reply has ended. A stop string counts even where the last token allowed completed it."""
+        return "stop" if self._text.stopped else self._handle.finish_reason
+
+    def cancel(self) -> None:
+        """End the reply now, whatever it is doing."""
+        self._handle.cancel()
+
+    def __iter__(self) -> Iterator[str]:
+        """Pieces of text, never empty and never with part of a character: the first at once, then one each interval.
+
+        Raises EngineError where the reply fails; a cancelled one just ends.
+        """
+        self._submit()
+        pause = 0.0
+        while not self._text.stopped and (ids := self._handle.take(pause)):
+            if piece := self._read(ids):
+                yield piece
+                pause = self._service.settings.text_interval
+        if self.finish_reason == "error":
+            raise EngineError(self._handle.error)
+        if self.finish_reason != "cancelled" and (rest := self._text.finish()):
+            yield rest
+
+    def metrics(self) -> dict[str, str | int | float]:
+        """What is known about the reply so far, by the names under which clients see it; times in seconds."""
+        handle = self._handle
+        found = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "finish_reason": self.finish_reason,
+            "queue_time": handle.admitted and handle.admitted - handle.submitted,
+            "time_to_first_token": handle.first_token and handle.first_token - self._created,
+        }
+        if handle.first_token and handle.last_token and handle.last_token > handle.first_token:
+            found["tokens_per_second"] = (handle.tokens - 1) / (handle.last_token - handle.first_token)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _submit(self) -> None:
+        request, service = self._request, self._service
+        prompt = chat_prompt(request.prompt, request.system_prompt) if request.chat else request.prompt
+        ids = service.tokenizer.encode(prompt)
+        self._prompt_tokens = len(ids)
+        start = [0] if service.settings.start_token else []
+        service.engine.submit(start + ids, _sampling(request), request.max_tokens, self._handle)
+
+    def _read(self, ids: list[int]) -> str:
+        pieces = []
+        for token in ids:
+            pieces.append(self._text.push(token))
+            self._completion_tokens += 1
+            if self._text.stopped:
+                self._handle.finish("stop")
+                break
+        return "".join(pieces)
+
+
+def _sampling(request: Request) -> SamplingParams:
+    names = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "penalty_decay", "seed")
+    return SamplingParams(**{name: getattr(request, name) for name in names})

@@ -1,0 +1,86 @@
+"""The product's Runner over a stub model. What it replies is written in the prompt, as JSON:
+
+{"say": "text"} or {"ids": [1, 2]}: the reply. {"words": 300}: that many different words. {"delay": 0.1}: seconds before
+each token. {"fail": "error" | "oom" | "nan" | "exit" | "hang", "at": 5}: what happens instead of token 5.
+Any other prompt gets printable characters that depend on its length and its end.
+"""
+
+import functools
+import json
+import os
+import time
+from typing import Any
+
+import torch
+
+import cancellation
+from model.engine import Engine
+from model.sampling import Sampler
+from model.service import Service
+from model.settings import Settings
+from model.tokenizer import Tokenizer
+from predict import Runner as Product
+from tests.serving.orders import words
+from tests.stub_model import StubModel, StubPool, mixed
+
+VOCAB = 65536
+
+
+class Runner(Product):
+    """As in production, from the HTTP server to the engine's thread."""
+
+    def setup(self) -> None:  # type: ignore[override]
+        cancellation.install()
+        settings, tokenizer = Settings.read(), Tokenizer(None)
+        model = StubModel(Script(tokenizer), VOCAB, delay=float(os.environ.get("STUB_DELAY", "0.0005")))
+        sampler = Sampler(VOCAB, settings.max_batch, model.device, tokenizer.allowed(VOCAB))
+        stalled_after = float(os.environ.get("STUB_STALLED_AFTER", "30"))
+        engine = Engine(model, sampler, StubPool(settings.max_batch), settings.chunk("cpu"), stalled_after)
+        self.service = Service(engine, tokenizer, settings)
+        self.service.warm_up()
+
+
+class Script:
+    """The next id after all that a row has read."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._encode = functools.lru_cache(maxsize=256)(tokenizer.encode)
+
+    def __call__(self, ids: list[int]) -> int:
+        order, prompt = self._order(ids)
+        if order is None:
+            return 33 + mixed([len(ids), *ids[-300:]], 90)
+        time.sleep(order.get("delay", 0))
+        drawn = len(ids) - prompt
+        if drawn == order.get("at"):
+            return _fault(order["fail"])
+        reply = order.get("ids") or self._encode(order.get("say") or words(order.get("words", 1)))
+        return reply[drawn] if drawn < len(reply) else 0
+
+    def _order(self, ids: list[int]) -> tuple[dict[str, Any] | None, int]:
+        """The order at the beginning of a context and how many ids it takes; None where there is none, or none yet."""
+        text = b""
+        for index, token in enumerate(ids[:400]):
+            text += self.tokenizer.token_bytes(token)
+            if text and not text.startswith(b"{"):
+                break
+            if text.endswith(b"}"):
+                try:
+                    return json.loads(text), index + 1
+                except ValueError:
+                    continue
+        return None, 0
+
+
+def _fault(kind: str) -> int:
+    if kind == "error":
+        raise ValueError("injected failure")
+    if kind == "oom":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    if kind == "exit":
+        raise SystemExit("the driver thread dies")
+    if kind == "hang":
+        time.sleep(3)
+        return 0
+    return StubModel.NAN_LOGITS

@@ -1,0 +1,117 @@
+"""The three ways in which a client ends a prediction, and that nothing of it stays behind."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.serving.orders import order, words
+from tests.serving.server import Server, Streamed
+
+ENDLESS = order(words=60000)  # at a millisecond or so a token
+LIMIT = 60000
+
+
+def _by_endpoint(server: Server, id: str) -> None:
+    with server.open_stream(ENDLESS, id=id, max_tokens=LIMIT) as events:
+        next(event for event in events if event.name == "output")
+        assert server.cancel(id) == 200
+        rest = Streamed(list(events))
+    assert rest.final["status"] == "canceled"
+    assert rest.final["metrics"]["finish_reason"] == "cancelled"
+    assert 0 < rest.final["metrics"]["completion_tokens"] < 5000
+
+
+def _by_leaving_a_stream(server: Server, id: str) -> None:
+    with server.open_stream(ENDLESS, id=id, max_tokens=LIMIT) as events:
+        next(event for event in events if event.name == "output")
+
+
+def _by_leaving_a_post(server: Server, id: str) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        while (
+            server.client.post(
+                "/predictions", json={"id": id, "input": {"prompt": ENDLESS, "max_tokens": LIMIT}}, timeout=0.3
+            ).status_code
+            == 409
+        ):
+            time.sleep(0.02)
+
+
+WAYS = [_by_endpoint, _by_leaving_a_stream, _by_leaving_a_post]
+
+
+def _gone(server: Server, id: str) -> bool:
+    return server.cancel(id) == 404
+
+
+def _wait_until(condition: Callable[[], bool], limit: float) -> float:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < limit
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+@pytest.mark.acceptance(16)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cancelled_prediction_ends_at_once(stub: Server, way: Callable[[Server, str], None]) -> None:
+    id = f"ended{way.__name__}"
+    way(stub, id)
+    assert _wait_until(lambda: _gone(stub, id), limit=2) < 1
+    assert stub.text(order(words=5)) == words(5)
+
+
+@pytest.mark.acceptance(16)
+def test_slots_and_rows_are_free_afterwards(stub: Server) -> None:
+    """More cancelled predictions than there are slots or rows, in all three ways; then as many whole ones at once."""
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda n: WAYS[n % 3](stub, f"many-{n}"), range(48)))
+        _wait_until(lambda: all(_gone(stub, f"many-{n}") for n in range(48)), limit=5)
+    with ThreadPoolExecutor(32) as pool:
+        assert list(pool.map(lambda n: stub.text(order(words=n), max_tokens=500), range(1, 33))) == [
+            words(n) for n in range(1, 33)
+        ]
+
+
+@pytest.mark.acceptance(16)
+def test_a_prompt_that_is_being_read_can_be_cancelled(stub: Server) -> None:
+    with stub.open_stream(order(delay=0.05) + " x" * 500000, id="long-prompt", max_tokens=5) as events:
+        assert next(events).name == "start"
+        time.sleep(0.5)
+        began = time.monotonic()
+        assert stub.cancel("long-prompt") == 200
+        rest = Streamed(list(events))
+    assert rest.final["status"] == "canceled" and time.monotonic() - began < 3
+    assert rest.text == ""
+
+
+def test_cancelling_as_soon_as_it_has_begun(stub: Server) -> None:
+    for n in range(20):
+        with stub.open_stream(ENDLESS, id=f"early-{n}", max_tokens=LIMIT) as events:
+            assert next(events).name == "start"
+            stub.cancel(f"early-{n}")
+            assert Streamed(list(events)).final["status"] in ("canceled", "failed")
+    _wait_until(lambda: all(_gone(stub, f"early-{n}") for n in range(20)), limit=2)
+
+
+def test_one_of_two_readers_may_leave(stub: Server) -> None:
+    prompt, done = order(words=300, delay=0.003), threading.Event()
+    texts: list[str] = []
+
+    def stay() -> None:
+        with stub.open_stream(prompt, id="two-readers", max_tokens=2000) as events:
+            next(events)
+            done.set()
+            texts.append(Streamed(list(events)).text)
+
+    reader = threading.Thread(target=stay)
+    reader.start()
+    assert done.wait(5)
+    with stub.open_stream(prompt, id="two-readers", max_tokens=2000) as events:
+        next(event for event in events if event.name == "output")
+    reader.join()
+    assert texts == [words(300)]

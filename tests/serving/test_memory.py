@@ -1,0 +1,45 @@
+"""Nothing of a request stays behind."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.serving.orders import order
+from tests.serving.server import Server
+
+
+def _one(server: Server, n: int) -> None:
+    """Every tenth is cancelled, every tenth fails."""
+    if n % 10 == 3:
+        with server.open_stream(order(words=5000), max_tokens=60000) as events:
+            next(event for event in events if event.name == "output")
+    elif n % 10 == 7:
+        prompt = order(words=9, fail=("error", "oom", "nan")[n % 3], at=3)
+        assert server.predict(prompt)["status"] == "failed"
+    else:
+        temperature = 1.0 if n % 10 == 5 else 0.0
+        assert server.predict(order(words=2 + n % 3), seed=n, temperature=temperature)["status"] == "succeeded"
+
+
+def _run(server: Server, numbers: range) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: _one(server, n), numbers))
+
+
+@pytest.mark.acceptance(12)
+def test_a_thousand_requests_leave_no_trace_in_memory(stub: Server) -> None:
+    _run(stub, range(20))
+    _run(stub, range(20, 220))  # every thread of the server has come into being, too
+    before = stub.memory()
+    _run(stub, range(220, 1220))
+    assert stub.memory() <= before * 1.01
+    assert stub.health()["status"] == "READY"
+
+
+@pytest.mark.slow
+@pytest.mark.acceptance(12)
+def test_ten_thousand_requests_leave_no_trace_in_memory(stub: Server) -> None:
+    _run(stub, range(1000))
+    before = stub.memory()
+    _run(stub, range(1000, 11000))
+    assert stub.memory() <= before * 1.01

@@ -1,0 +1,98 @@
+"""Event streams: order and time of the events, many at once, slow and late readers."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.serving.orders import order, words
+from tests.serving.server import Event, Server, Streamed
+
+
+@pytest.mark.acceptance(16)
+def test_the_events_of_a_stream(stub: Server) -> None:
+    began = time.monotonic()
+    health: list[tuple[float, str]] = []
+    finished = threading.Event()
+
+    def watch() -> None:
+        while not finished.is_set():
+            asked = time.monotonic()
+            status = stub.health()["status"]
+            health.append((time.monotonic() - asked, status))
+            time.sleep(0.05)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    streamed = stub.stream(order(words=400, delay=0.005), max_tokens=200)
+    finished.set()
+    watcher.join()
+    took = time.monotonic() - began
+    assert [event.name for event in streamed.events].index("start") == 0
+    assert [event.data["index"] for event in streamed.named("output")] == list(range(len(streamed.named("output"))))
+    assert "".join(streamed.final["output"]) == streamed.text
+    assert words(400).startswith(streamed.text) and streamed.final["metrics"]["completion_tokens"] == 200
+    assert streamed.named("output")[0].time - began < 0.2 * took
+    assert max(seconds for seconds, _ in health) < 1
+    assert {status for _, status in health} == {"READY"}
+
+
+def test_text_comes_in_groups_and_the_first_at_once(stub: Server) -> None:
+    streamed = stub.stream(order(words=1000), max_tokens=600)
+    times = [event.time for event in streamed.named("output")]
+    assert len(times) <= (times[-1] - times[0]) / 0.02 + 2
+    assert len(streamed.named("output")[0].data["chunk"]) < 20
+
+
+@pytest.mark.acceptance(17)
+def test_streams_that_overlap_equal_their_single_runs(stub: Server) -> None:
+    prompts = [f"def f{n}(x):" for n in range(1, 21)]
+    alone = [stub.text(prompt, max_tokens=n) for n, prompt in enumerate(prompts, start=1)]
+
+    def run(n: int) -> str:
+        time.sleep(0.05 * n)
+        return stub.stream(prompts[n], max_tokens=n + 1).text
+
+    with ThreadPoolExecutor(20) as pool:
+        assert list(pool.map(run, range(20))) == alone
+
+
+@pytest.mark.acceptance(17)
+def test_eight_clients_at_once_all_see_a_first_chunk_early(stub: Server) -> None:
+    began = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        streams = list(pool.map(lambda n: stub.stream(order(words=300 + n), max_tokens=300), range(8)))
+    took = time.monotonic() - began
+    for n, streamed in enumerate(streams):
+        assert words(300 + n).startswith(streamed.text) and len(streamed.text) > 300
+        assert streamed.named("output")[0].time - began < 0.3 * took
+
+
+@pytest.mark.acceptance(19)
+def test_a_client_that_stops_reading_for_some_seconds_gets_all_the_text(stub: Server) -> None:
+    seen: list[Event] = []
+    with stub.open_stream(order(words=4000), max_tokens=3000) as events:
+        for event in events:
+            seen.append(event)
+            if len(seen) == 3:
+                time.sleep(4)
+    streamed = Streamed(seen)
+    assert streamed.final["metrics"]["completion_tokens"] == 3000
+    assert "".join(streamed.final["output"]) == streamed.text == words(4000)[: len(streamed.text)]
+
+
+@pytest.mark.acceptance(19)
+def test_a_client_that_joins_late_gets_all_the_text(stub: Server) -> None:
+    inputs: dict[str, Any] = {"max_tokens": 600}
+    with stub.open_stream(order(words=1000, delay=0.002), id="shared-reply", **inputs) as first:
+        for event in first:
+            if event.name == "output" and event.data["index"] == 10:
+                break
+        with stub.open_stream(order(words=1000, delay=0.002), id="shared-reply", **inputs) as late:
+            joined = Streamed(list(late))
+        rest = "".join(event.data["chunk"] for event in first if event.name == "output")
+    assert joined.final["metrics"]["completion_tokens"] == 600
+    assert "".join(joined.final["output"]) == joined.text == words(1000)[: len(joined.text)]
+    assert joined.text.endswith(rest) and rest

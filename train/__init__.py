@@ -1,0 +1,1 @@
+"""Makes the embedded checkpoint: corpus, vocabulary, training, evaluation. See README.md."""

@@ -10,9 +10,9 @@ namespace {
 
 Tensor layer_norm_cpu(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
   check_layer_norm(x, weight, bias);
-  const Tensor rows = contiguous(x), w = contiguous(weight), b = contiguous(bias);
+  const Tensor rows = as_contiguous(x), w = as_contiguous(weight), b = as_contiguous(bias);
   const int64_t n = x.size(0), c = x.size(1);
-  Tensor out = new_empty(x, x.sizes());
+  Tensor out = empty_tensor(x, x.sizes());
   if (n * c == 0) return out;
   dispatch_float_or_half(x.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;

@@ -9,10 +9,10 @@ namespace {
 
 Tensor linear_cpu(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   check_linear(x, weight, bias);
-  const Tensor rows = contiguous(x), matrix = contiguous(weight);
-  const Tensor vector = bias ? contiguous(*bias) : matrix;  // read only where there is a bias
+  const Tensor rows = as_contiguous(x), matrix = as_contiguous(weight);
+  const Tensor vector = bias ? as_contiguous(*bias) : matrix;  // read only where there is a bias
   const int64_t n = x.size(0), k = x.size(1), m = weight.size(0);
-  Tensor out = new_empty(x, {n, m});
+  Tensor out = empty_tensor(x, {n, m});
   const Floats floats(rows);
   dispatch_float_or_half(weight.scalar_type(), [&](auto weight_type) {
     dispatch_float_or_half(x.scalar_type(), [&](auto type) {

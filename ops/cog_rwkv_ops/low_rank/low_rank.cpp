@@ -19,10 +19,10 @@ Tensor low_rank_cpu(const Tensor& x, const Tensor& down, const Tensor& up, const
                     const std::string& activation) {
   check_low_rank(x, down, up, bias);
   const Activation between = activation_named(activation);
-  const Tensor rows = contiguous(x), first = contiguous(down), second = contiguous(up);
-  const Tensor vector = bias ? contiguous(*bias) : second;  // read only where there is a bias
+  const Tensor rows = as_contiguous(x), first = as_contiguous(down), second = as_contiguous(up);
+  const Tensor vector = bias ? as_contiguous(*bias) : second;  // read only where there is a bias
   const int64_t n = x.size(0), c = x.size(1), d = down.size(0), m = up.size(0);
-  Tensor out = new_empty(x, {n, m});
+  Tensor out = empty_tensor(x, {n, m});
   const Floats floats(rows);
   const auto hidden = scratch(n * d);
   dispatch_float_or_half(down.scalar_type(), [&](auto weight_type) {

@@ -26,8 +26,8 @@ namespace {
 
 Tensor squared_relu_cpu(const Tensor& x) {
   check_floating("squared_relu", "x", x);
-  const Tensor values = contiguous(x);
-  Tensor out = new_empty(x, x.sizes());
+  const Tensor values = as_contiguous(x);
+  Tensor out = empty_tensor(x, x.sizes());
   dispatch_floating(x.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;
     const auto square = [](auto v) { return v <= 0 ? decltype(v){0} : v * v; };  // NaN stays
@@ -81,9 +81,9 @@ void squared_relu_matmul(const float* k, const W* weight_t, float* total, int64_
 
 Tensor squared_relu_linear_cpu(const Tensor& k, const Tensor& weight_t) {
   check_squared_relu_linear(k, weight_t);
-  const Tensor rows = contiguous(k), matrix = contiguous(weight_t);
+  const Tensor rows = as_contiguous(k), matrix = as_contiguous(weight_t);
   const int64_t n = k.size(0), f = k.size(1), c = weight_t.size(1);
-  Tensor out = new_empty(k, {n, c});
+  Tensor out = empty_tensor(k, {n, c});
   if (n * c == 0) return out;
   const Floats floats(rows);
   FloatsOut totals(out);

@@ -1,17 +1,7 @@
 // time_mix_output: schema and CPU kernel.
 #include "time_mix_output.h"
 
-namespace cog_rwkv {
-
-template <class T>
-struct OutputArgs {
-  const T *y, *r, *k, *v, *g;         // [tokens, heads, 64]
-  const float *r_k, *weight, *bias;   // [heads, 64]
-  T* out;                             // like y
-  float eps;
-};
-
-}  // namespace cog_rwkv
+#include "args.h"
 
 #define COG_RWKV_KERNELS "../time_mix_output/kernel.h"
 #include "../csrc/each_cpu.h"
@@ -23,9 +13,9 @@ namespace {
 Tensor time_mix_output_cpu(const Tensor& y, const Tensor& r, const Tensor& k, const Tensor& v, const Tensor& g,
                            const Tensor& r_k, const Tensor& weight, const Tensor& bias, double eps) {
   check_time_mix_output(y, r, k, v, g, r_k, weight, bias);
-  const Tensor state = contiguous(y), receptance = contiguous(r), key = contiguous(k), value = contiguous(v);
-  const Tensor gate = contiguous(g), bonus = contiguous(r_k), scale = contiguous(weight), shift = contiguous(bias);
-  Tensor out = new_empty(y, y.sizes());
+  const Tensor state = as_contiguous(y), receptance = as_contiguous(r), key = as_contiguous(k), value = as_contiguous(v);
+  const Tensor gate = as_contiguous(g), bonus = as_contiguous(r_k), scale = as_contiguous(weight), shift = as_contiguous(bias);
+  Tensor out = empty_tensor(y, y.sizes());
   const int64_t heads = y.size(1) / 64;
   dispatch_float_or_half(y.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;

@@ -3,16 +3,7 @@
 
 #include <tuple>
 
-namespace cog_rwkv {
-
-template <class T>
-struct PrepareArgs {
-  const T *k, *v, *a, *v_first, *v_mix;  // [tokens, heads, 64]; the last two may be null
-  const float *k_k, *k_a;                // [heads, 64]
-  T *k_out, *v_out, *minus_kk, *kk_a;    // like k
-};
-
-}  // namespace cog_rwkv
+#include "args.h"
 
 #define COG_RWKV_KERNELS "../time_mix_prepare/kernel.h"
 #include "../csrc/each_cpu.h"
@@ -25,11 +16,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> time_mix_prepare_cpu(
     const Tensor& k, const Tensor& v, const Tensor& a, const Tensor& k_k, const Tensor& k_a,
     const std::optional<Tensor>& v_first, const std::optional<Tensor>& v_mix) {
   check_time_mix_prepare(k, v, a, k_k, k_a, v_first, v_mix);
-  const Tensor key = contiguous(k), value = contiguous(v), rate = contiguous(a);
-  const Tensor first = contiguous(v_first.value_or(v)), mix = contiguous(v_mix.value_or(v));
-  const Tensor key_scale = contiguous(k_k), key_rate = contiguous(k_a);
-  Tensor k_out = new_empty(k, k.sizes()), v_out = new_empty(k, k.sizes());
-  Tensor minus_kk = new_empty(k, k.sizes()), kk_a = new_empty(k, k.sizes());
+  const Tensor key = as_contiguous(k), value = as_contiguous(v), rate = as_contiguous(a);
+  const Tensor first = as_contiguous(v_first.value_or(v)), mix = as_contiguous(v_mix.value_or(v));
+  const Tensor key_scale = as_contiguous(k_k), key_rate = as_contiguous(k_a);
+  Tensor k_out = empty_tensor(k, k.sizes()), v_out = empty_tensor(k, k.sizes());
+  Tensor minus_kk = empty_tensor(k, k.sizes()), kk_a = empty_tensor(k, k.sizes());
   const int64_t heads = k.size(1) / 64;
   dispatch_float_or_half(k.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;

@@ -35,11 +35,11 @@ struct TokenShift {
 Tensor token_shift_cpu(
     const Tensor& x, const Tensor& mix, const Tensor& shift, const Tensor& rows, const Tensor& cu_seqlens) {
   const int64_t stride = check_token_shift(x, mix, shift, rows, cu_seqlens);
-  const Tensor tokens = contiguous(x), m = contiguous(mix), r = contiguous(rows), cu = contiguous(cu_seqlens);
+  const Tensor tokens = as_contiguous(x), m = as_contiguous(mix), r = as_contiguous(rows), cu = as_contiguous(cu_seqlens);
   const int64_t n = x.size(0), c = x.size(1), mixes = mix.size(0), batch = rows.size(0);
   const int64_t *row = data<int64_t>(r), *start = data<int64_t>(cu);
   check_packed_values("token_shift_", row, start, batch, n, shift.size(0));
-  Tensor out = new_empty(x, {mixes, n, c});
+  Tensor out = empty_tensor(x, {mixes, n, c});
   if (n * c == 0) return out;
   dispatch_float_or_half(x.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;

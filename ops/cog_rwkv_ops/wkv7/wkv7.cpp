@@ -38,9 +38,9 @@ void wkv7_run(const Inputs& in, const Tensor& y, float* pool, int64_t pool_strid
 std::tuple<Tensor, Tensor> wkv7_cpu(const Tensor& r, const Tensor& w, const Tensor& k, const Tensor& v,
                                     const Tensor& a, const Tensor& b, const Tensor& state) {
   check_wkv7(r, w, k, v, a, b, state);
-  const Inputs in{contiguous(r), contiguous(w), contiguous(k), contiguous(v), contiguous(a), contiguous(b)};
+  const Inputs in{as_contiguous(r), as_contiguous(w), as_contiguous(k), as_contiguous(v), as_contiguous(a), as_contiguous(b)};
   const int64_t batch = r.size(0), tokens = r.size(1), heads = r.size(2);
-  Tensor y = new_empty(r, r.sizes()), after = new_empty(state, state.sizes());
+  Tensor y = empty_tensor(r, r.sizes()), after = empty_tensor(state, state.sizes());
   torch::stable::copy_(after, state);
   std::vector<int64_t> row(batch), start(batch + 1);
   for (int64_t i = 0; i < batch; i++) row[i] = i, start[i + 1] = (i + 1) * tokens;
@@ -51,10 +51,10 @@ std::tuple<Tensor, Tensor> wkv7_cpu(const Tensor& r, const Tensor& w, const Tens
 Tensor wkv7_packed_cpu(const Tensor& r, const Tensor& w, const Tensor& k, const Tensor& v, const Tensor& a,
                        const Tensor& b, const Tensor& pool, const Tensor& rows, const Tensor& cu_seqlens) {
   const int64_t stride = check_wkv7_packed(r, w, k, v, a, b, pool, rows, cu_seqlens);
-  const Inputs in{contiguous(r), contiguous(w), contiguous(k), contiguous(v), contiguous(a), contiguous(b)};
-  const Tensor row = contiguous(rows), start = contiguous(cu_seqlens);
+  const Inputs in{as_contiguous(r), as_contiguous(w), as_contiguous(k), as_contiguous(v), as_contiguous(a), as_contiguous(b)};
+  const Tensor row = as_contiguous(rows), start = as_contiguous(cu_seqlens);
   check_packed_values("wkv7_", data<int64_t>(row), data<int64_t>(start), rows.size(0), r.size(0), pool.size(0));
-  Tensor y = new_empty(r, r.sizes());
+  Tensor y = empty_tensor(r, r.sizes());
   wkv7_run(in, y, mutable_data<float>(pool), stride, data<int64_t>(row), data<int64_t>(start), rows.size(0),
            pool.size(1));
   return y;

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Iterator
-
-import structlog
+from dataclasses import asdict
 
 from model import checkpoint
 from model.device import choose_device, choose_dtype
 from model.engine import Engine, EngineError
 from model.handle import FinishReason, Handle
+from model.logs import get_logger
 from model.request import Request
 from model.rwkv7 import RWKV7
 from model.sampling import Sampler, SamplingParams
@@ -17,7 +17,7 @@ from model.state import StatePool
 from model.text import CHAT_STOP, ReplyText, chat_prompt
 from model.tokenizer import Tokenizer
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Service:
@@ -43,7 +43,8 @@ class Service:
         sampler = Sampler(model.vocab_size, pool.rows, device, tokenizer.allowed(model.vocab_size, device))
         service = cls(Engine(model, sampler, pool, settings.chunk(device.type)), tokenizer, settings)
         service.warm_up()
-        log.info("ready", device=str(device), dtype=str(model.dtype), checkpoint=str(found.path), config=found.config)
+        sizes = asdict(found.config) | {"rows": pool.rows}
+        log.info("ready", device=str(device), dtype=str(model.dtype), checkpoint=str(found.path), **sizes)
         return service
 
     def warm_up(self) -> None:

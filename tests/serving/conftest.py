@@ -17,6 +17,14 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
     started.stop()
 
 
+@pytest.fixture(scope="session")
+def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
+    """The product as it is, with the weights that come with it, on the CPU."""
+    started = server.start(tmp_path_factory.mktemp("product"), server.PRODUCT, COG_RWKV_DEVICE="cpu")
+    yield started
+    started.stop()
+
+
 @pytest.fixture
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """``launch(**settings)`` starts a server as server.start() does, for one test."""

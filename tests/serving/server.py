@@ -18,6 +18,7 @@ import psutil
 from script.cog_schema import config, load, openapi
 
 ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = f"{ROOT / 'predict.py'}:Runner"
 STUB = f"{ROOT / 'tests/serving/stub_runner.py'}:Runner"
 START_LIMIT = 120.0
 
@@ -107,9 +108,13 @@ class Server:
         return self.client.post(f"/predictions/{id}/cancel").status_code
 
     def memory(self) -> int:
-        """Bytes of memory that the server and its worker hold for themselves."""
+        """Bytes that the server and its worker hold for themselves: the least of a second, for buffers come and go."""
         family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-        return sum(one.memory_full_info().uss for one in family)
+        samples = []
+        for _ in range(10):
+            time.sleep(0.1)
+            samples.append(sum(one.memory_full_info().uss for one in family))
+        return min(samples)
 
     def stop(self) -> None:
         """End the process and everything it started."""
@@ -136,8 +141,8 @@ def _events(response: httpx.Response) -> Iterator[Event]:
             yield Event(name, json.loads(value))
 
 
-def start(folder: Path, runner: str = STUB, concurrency: int = 32, wait: bool = True, **environment: str) -> Server:
-    """Start a server that works in ``folder``, and wait until its setup is over."""
+def start(folder: Path, runner: str = STUB, concurrency: int = 32, expect: str = "READY", **environment: str) -> Server:
+    """Start a server that works in ``folder``; once its setup is over its health has to be ``expect``."""
     settings = config(ROOT)
     (folder / ".cog").mkdir()
     schema = openapi(load(settings.file, settings.class_name), settings.sdk_version)
@@ -160,9 +165,10 @@ def start(folder: Path, runner: str = STUB, concurrency: int = 32, wait: bool = 
         stderr=subprocess.STDOUT,
     )
     server = Server(process, f"http://127.0.0.1:{port}", log)
-    if wait:
-        status = _wait(server)
-        assert status == "READY", f"{status}\n{log.read_text(errors='replace')[-4000:]}"
+    status = _wait(server)
+    if status != expect:
+        server.stop()
+        raise AssertionError(f"{status}\n{log.read_text(errors='replace')[-4000:]}")
     return server
 
 

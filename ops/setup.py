@@ -38,6 +38,11 @@ for variable in ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"):
     os.environ.pop(variable, None)
 
 
+# The ninja of this environment, also where a Python is called by its path: another version of ninja would not
+# trust this one's records and compile everything again.
+os.environ["PATH"] = sysconfig.get_path("scripts") + os.pathsep + os.environ.get("PATH", os.defpath)
+
+
 def say(line: str) -> None:
     print(f"cog_rwkv_ops: {line}", file=sys.stderr, flush=True)
 

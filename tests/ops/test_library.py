@@ -149,9 +149,11 @@ def copy_of_ops(to: Path) -> Path:
 
     def leave_out(folder: str, names: list[str]) -> list[str]:
         others = [n for n in names if (Path(folder) / n).is_dir() and Path(folder).name == "cog_rwkv_ops"]
-        return [n for n in others if n not in kept] + [n for n in names if n in ("build", "__pycache__")] + [
-            n for n in names if n.endswith((".so", ".egg-info"))
-        ]
+        return (
+            [n for n in others if n not in kept]
+            + [n for n in names if n in ("build", "__pycache__")]
+            + [n for n in names if n.endswith((".so", ".egg-info"))]
+        )
 
     shutil.copytree(OPS, to, ignore=leave_out)
     (to / "cog_rwkv_ops" / "__init__.py").write_text("from cog_rwkv_ops.add import add\n")

@@ -18,7 +18,7 @@ def add(a: Tensor, b: Tensor) -> Tensor:
         b: the shape, dtype and device of `a`.
 
     Returns:
-        a + b in the dtype of `a`, contiguous. The half precisions are added in float32 and rounded once.
+        a + b in the dtype of `a`, contiguous. The half precisions are summed in float32 and rounded once.
         Differentiable in both arguments, to any order.
 
     Raises:

@@ -64,9 +64,8 @@ namespace avx512 {
 
 // The kernel `name` for this machine.
 #if COG_RWKV_X86_KERNELS
-#define COG_RWKV_KERNEL(...)                                    \
-  (cpu() == Cpu::avx512 ? &avx512::__VA_ARGS__                  \
-                        : cpu() == Cpu::avx2 ? &avx2::__VA_ARGS__ : &baseline::__VA_ARGS__)
+#define COG_RWKV_KERNEL(...) \
+  (cpu() == Cpu::avx512 ? &avx512::__VA_ARGS__ : cpu() == Cpu::avx2 ? &avx2::__VA_ARGS__ : &baseline::__VA_ARGS__)
 #else
 #define COG_RWKV_KERNEL(...) (&baseline::__VA_ARGS__)
 #endif

@@ -146,9 +146,8 @@ inline Tensor finish_rows(const Launch& launch, const Rows& rows, const std::opt
                   static_cast<unsigned>(std::min<int64_t>(n, 65535)));
   dispatch_float_or_half(type, [&](auto to) {
     using T = typename decltype(to)::type;
-    finish_rows_kernel<<<grid, 256, 0, launch.stream>>>(data<float>(rows.values), rows.factors(),
-                                                        bias ? data<float>(*bias) : nullptr, mutable_data<T>(out), n,
-                                                        m);
+    finish_rows_kernel<<<grid, 256, 0, launch.stream>>>(
+        data<float>(rows.values), rows.factors(), bias ? data<float>(*bias) : nullptr, mutable_data<T>(out), n, m);
     launch.check();
   });
   return out;

@@ -67,8 +67,8 @@ COG_RWKV_INLINE void matmul_columns(const Args& a, const W* weight, int64_t m, i
 
 // `rows` rows from m on, against rows n0 to n1 of x.
 template <class W, class Args>
-COG_RWKV_INLINE void matmul_panel(
-    const Args& a, const W* weight, int64_t m, int64_t rows, int64_t n0, int64_t n1, bool fetch) {
+COG_RWKV_INLINE void matmul_panel(const Args& a, const W* weight, int64_t m, int64_t rows, int64_t n0, int64_t n1,
+                                  bool fetch) {
   int64_t n = n0;
   if constexpr (kAccumulators >= 4) {
     for (; n + 4 <= n1; n += 4) matmul_columns<4>(a, weight, m, rows, n, fetch && n == n0);

@@ -21,13 +21,14 @@ inline void check_packed(const char* op, const Tensor& rows, const Tensor& cu_se
 }
 
 // What the CPU can look at: the values. On CUDA that would make the host wait for the device.
-inline void check_packed_values(
-    const char* op, const int64_t* rows, const int64_t* cu_seqlens, int64_t batch, int64_t tokens, int64_t pool_rows) {
-  if (cu_seqlens[0] != 0) fail(op, "cu_seqlens begins with " + std::to_string(cu_seqlens[0]) + "; it must begin with 0");
+inline void check_packed_values(const char* op, const int64_t* rows, const int64_t* cu_seqlens, int64_t batch,
+                                int64_t tokens, int64_t pool_rows) {
+  if (cu_seqlens[0] != 0)
+    fail(op, "cu_seqlens begins with " + std::to_string(cu_seqlens[0]) + "; it must begin with 0");
   for (int64_t i = 0; i < batch; i++) {
     if (cu_seqlens[i + 1] < cu_seqlens[i]) {
-      fail(op, "cu_seqlens decreases from " + std::to_string(cu_seqlens[i]) + " to " +
-                   std::to_string(cu_seqlens[i + 1]));
+      fail(op,
+           "cu_seqlens decreases from " + std::to_string(cu_seqlens[i]) + " to " + std::to_string(cu_seqlens[i + 1]));
     }
     if (rows[i] < 0 || rows[i] >= pool_rows) {
       fail(op, "rows has " + std::to_string(rows[i]) + "; the pool has rows 0 to " + std::to_string(pool_rows - 1));

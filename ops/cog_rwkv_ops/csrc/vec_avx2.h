@@ -4,7 +4,7 @@ struct V {
   __m256 lo, hi;
 };
 
-constexpr int kAccumulators = 4; // how many V of sums fit in registers beside what a product reads
+constexpr int kAccumulators = 4;  // how many V of sums fit in registers beside what a product reads
 
 COG_RWKV_INLINE V splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 COG_RWKV_INLINE V load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -43,13 +43,10 @@ COG_RWKV_INLINE V operator+(V a, V b) { return {_mm256_add_ps(a.lo, b.lo), _mm25
 COG_RWKV_INLINE V operator-(V a, V b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 COG_RWKV_INLINE V operator*(V a, V b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 COG_RWKV_INLINE V operator/(V a, V b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
-COG_RWKV_INLINE V fma(V a, V b, V c) {
-  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
-}
+COG_RWKV_INLINE V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
 COG_RWKV_INLINE V where_less(V a, V b, V yes, V no) {
-  return {
-      _mm256_blendv_ps(no.lo, yes.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
-      _mm256_blendv_ps(no.hi, yes.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+  return {_mm256_blendv_ps(no.lo, yes.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+          _mm256_blendv_ps(no.hi, yes.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
 }
 COG_RWKV_INLINE V nearest(V a) {
   constexpr int kRounding = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;

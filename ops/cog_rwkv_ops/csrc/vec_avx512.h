@@ -4,7 +4,7 @@ struct V {
   __m512 v;
 };
 
-constexpr int kAccumulators = 16; // how many V of sums fit in registers beside what a product reads
+constexpr int kAccumulators = 16;  // how many V of sums fit in registers beside what a product reads
 
 COG_RWKV_INLINE V splat(float x) { return {_mm512_set1_ps(x)}; }
 COG_RWKV_INLINE V load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -25,8 +25,8 @@ COG_RWKV_INLINE void store(BFloat16* p, V a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 COG_RWKV_INLINE void store(Half* p, V a) {
-  _mm256_storeu_si256(
-      reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 COG_RWKV_INLINE V operator+(V a, V b) { return {_mm512_add_ps(a.v, b.v)}; }
 COG_RWKV_INLINE V operator-(V a, V b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -52,14 +52,14 @@ COG_RWKV_INLINE float sum(V a) {
 // The same additions as sum(), for 16 V at once: lane i of the result is sum(a[i]).
 COG_RWKV_INLINE V sum16(const V* a) {
   __m512 b[8], c[4], d[2];
-  for (int i = 0; i < 8; ++i) { // b[i]: lanes j + (j + 8) of two of them, eight floats each
+  for (int i = 0; i < 8; ++i) {  // b[i]: lanes j + (j + 8) of two of them, eight floats each
     const __m512 x = a[i < 4 ? i : i + 4].v, y = a[i < 4 ? i + 4 : i + 8].v;
     b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
   }
-  for (int i = 0; i < 4; ++i) { // j + (j + 4), of four
+  for (int i = 0; i < 4; ++i) {  // j + (j + 4), of four
     c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[i], b[i + 4], 0x88), _mm512_shuffle_f32x4(b[i], b[i + 4], 0xdd));
   }
-  for (int i = 0; i < 2; ++i) { // j + (j + 2), of eight
+  for (int i = 0; i < 2; ++i) {  // j + (j + 2), of eight
     const __m512 x = c[2 * i], y = c[2 * i + 1];
     d[i] = _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
   }

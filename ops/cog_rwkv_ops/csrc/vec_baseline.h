@@ -14,7 +14,7 @@ struct V {
   Four q[4];
 };
 
-constexpr int kAccumulators = 2; // how many V of sums fit in registers beside what a product reads
+constexpr int kAccumulators = 2;  // how many V of sums fit in registers beside what a product reads
 
 COG_RWKV_INLINE V splat(float x) {
   const Four f = {x, x, x, x};
@@ -72,7 +72,7 @@ COG_RWKV_INLINE V where_less(V a, V b, V yes, V no) {
   }
   return a;
 }
-COG_RWKV_INLINE V nearest(V a) { // for |a| < 2^22
+COG_RWKV_INLINE V nearest(V a) {  // for |a| < 2^22
   const V shift = splat(12582912.0f);
   return (a + shift) - shift;
 }

@@ -1,8 +1,8 @@
 // layer_norm on the CPU, a row at a time. Read by each_cpu.h.
 
 template <class T>
-void layer_norm_rows(
-    const T* x, const float* weight, const float* bias, T* out, int64_t begin, int64_t end, int64_t c_size, float eps) {
+void layer_norm_rows(const T* x, const float* weight, const float* bias, T* out, int64_t begin, int64_t end,
+                     int64_t c_size, float eps) {
   for (int64_t n = begin; n < end; ++n) {
     const T* row = x + n * c_size;
     V total = splat(0.0f);

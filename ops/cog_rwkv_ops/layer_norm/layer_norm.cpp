@@ -31,8 +31,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cog_rwkv, m) {
   m.def("layer_norm(Tensor x, Tensor weight, Tensor bias, float eps=1e-5) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) {
-  m.impl("layer_norm", TORCH_BOX(&layer_norm_cpu));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) { m.impl("layer_norm", TORCH_BOX(&layer_norm_cpu)); }
 
 }  // namespace cog_rwkv

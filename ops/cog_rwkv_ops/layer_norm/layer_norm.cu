@@ -51,8 +51,6 @@ Tensor layer_norm_cuda(const Tensor& x, const Tensor& weight, const Tensor& bias
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) {
-  m.impl("layer_norm", TORCH_BOX(&layer_norm_cuda));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) { m.impl("layer_norm", TORCH_BOX(&layer_norm_cuda)); }
 
 }  // namespace cog_rwkv

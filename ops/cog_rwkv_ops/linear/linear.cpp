@@ -1,8 +1,8 @@
 // linear: schema and CPU kernel.
+#include "linear.h"
 #include "../csrc/check.h"
 #include "../csrc/matmul.h"
 #include "../csrc/tensor.h"
-#include "linear.h"
 
 namespace cog_rwkv {
 namespace {
@@ -27,12 +27,8 @@ Tensor linear_cpu(const Tensor& x, const Tensor& weight, const std::optional<Ten
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cog_rwkv, m) {
-  m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
-}
+STABLE_TORCH_LIBRARY_FRAGMENT(cog_rwkv, m) { m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor"); }
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) {
-  m.impl("linear", TORCH_BOX(&linear_cpu));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) { m.impl("linear", TORCH_BOX(&linear_cpu)); }
 
 }  // namespace cog_rwkv

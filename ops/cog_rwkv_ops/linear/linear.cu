@@ -16,8 +16,6 @@ Tensor linear_cuda(const Tensor& x, const Tensor& weight, const std::optional<Te
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) {
-  m.impl("linear", TORCH_BOX(&linear_cuda));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) { m.impl("linear", TORCH_BOX(&linear_cuda)); }
 
 }  // namespace cog_rwkv

@@ -44,8 +44,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cog_rwkv, m) {
   m.def("low_rank(Tensor x, Tensor down, Tensor up, Tensor? bias=None, str activation=\"none\") -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) {
-  m.impl("low_rank", TORCH_BOX(&low_rank_cpu));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) { m.impl("low_rank", TORCH_BOX(&low_rank_cpu)); }
 
 }  // namespace cog_rwkv

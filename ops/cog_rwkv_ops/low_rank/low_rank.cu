@@ -26,8 +26,6 @@ Tensor low_rank_cuda(const Tensor& x, const Tensor& down, const Tensor& up, cons
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) {
-  m.impl("low_rank", TORCH_BOX(&low_rank_cuda));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) { m.impl("low_rank", TORCH_BOX(&low_rank_cuda)); }
 
 }  // namespace cog_rwkv

@@ -69,12 +69,12 @@ def _fake_linear(k: Tensor, weight_t: Tensor) -> Tensor:
     return k.new_empty(k.shape[0], weight_t.shape[1])
 
 
-def _save(context: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    context.save_for_backward(*inputs)
+def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
 
 
-def _backward(context: Any, gradient: Tensor) -> Tensor:
-    (x,) = context.saved_tensors
+def _backward(ctx: Any, gradient: Tensor) -> Tensor:
+    (x,) = ctx.saved_tensors
     return gradient * 2 * x.relu()
 
 

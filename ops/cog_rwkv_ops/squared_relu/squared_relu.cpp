@@ -16,9 +16,9 @@ struct ActiveNeurons {
 }  // namespace cog_rwkv
 
 #define COG_RWKV_KERNELS "../squared_relu/kernel.h"
+#include "../csrc/each_cpu.h"
 #include "../csrc/elementwise.h"
 #include "../csrc/floats.h"
-#include "../csrc/each_cpu.h"
 #include "../csrc/tensor.h"
 
 namespace cog_rwkv {

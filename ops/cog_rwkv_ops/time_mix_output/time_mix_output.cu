@@ -53,8 +53,8 @@ Tensor time_mix_output_cuda(const Tensor& y, const Tensor& r, const Tensor& k, c
   if (count == 0) return out;
   dispatch_float_or_half(y.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;
-    const OutputArgs<T> args{data<T>(state),       data<T>(receptance), data<T>(key),       data<T>(value),
-                             data<T>(gate),        data<float>(bonus),  data<float>(scale), data<float>(shift),
+    const OutputArgs<T> args{data<T>(state),       data<T>(receptance),    data<T>(key),       data<T>(value),
+                             data<T>(gate),        data<float>(bonus),     data<float>(scale), data<float>(shift),
                              mutable_data<T>(out), static_cast<float>(eps)};
     time_mix_output_kernel<<<blocks(count, 8), 256, 0, launch.stream>>>(args, count, heads);
     launch.check();
@@ -64,8 +64,6 @@ Tensor time_mix_output_cuda(const Tensor& y, const Tensor& r, const Tensor& k, c
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) {
-  m.impl("time_mix_output", TORCH_BOX(&time_mix_output_cuda));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) { m.impl("time_mix_output", TORCH_BOX(&time_mix_output_cuda)); }
 
 }  // namespace cog_rwkv

@@ -12,9 +12,10 @@
 namespace cog_rwkv {
 namespace {
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> time_mix_prepare_cpu(
-    const Tensor& k, const Tensor& v, const Tensor& a, const Tensor& k_k, const Tensor& k_a,
-    const std::optional<Tensor>& v_first, const std::optional<Tensor>& v_mix) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> time_mix_prepare_cpu(const Tensor& k, const Tensor& v, const Tensor& a,
+                                                                const Tensor& k_k, const Tensor& k_a,
+                                                                const std::optional<Tensor>& v_first,
+                                                                const std::optional<Tensor>& v_mix) {
   check_time_mix_prepare(k, v, a, k_k, k_a, v_first, v_mix);
   const Tensor key = as_contiguous(k), value = as_contiguous(v), rate = as_contiguous(a);
   const Tensor first = as_contiguous(v_first.value_or(v)), mix = as_contiguous(v_mix.value_or(v));
@@ -49,8 +50,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cog_rwkv, m) {
       "Tensor? v_mix=None) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) {
-  m.impl("time_mix_prepare", TORCH_BOX(&time_mix_prepare_cpu));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) { m.impl("time_mix_prepare", TORCH_BOX(&time_mix_prepare_cpu)); }
 
 }  // namespace cog_rwkv

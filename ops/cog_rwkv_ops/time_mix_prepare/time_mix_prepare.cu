@@ -44,9 +44,10 @@ __global__ void __launch_bounds__(256) time_mix_prepare_kernel(const PrepareArgs
   }
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> time_mix_prepare_cuda(
-    const Tensor& k, const Tensor& v, const Tensor& a, const Tensor& k_k, const Tensor& k_a,
-    const std::optional<Tensor>& v_first, const std::optional<Tensor>& v_mix) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> time_mix_prepare_cuda(const Tensor& k, const Tensor& v, const Tensor& a,
+                                                                 const Tensor& k_k, const Tensor& k_a,
+                                                                 const std::optional<Tensor>& v_first,
+                                                                 const std::optional<Tensor>& v_mix) {
   check_time_mix_prepare(k, v, a, k_k, k_a, v_first, v_mix);
   const Launch launch("time_mix_prepare", k);
   const Tensor key = as_contiguous(k), value = as_contiguous(v), rate = as_contiguous(a);
@@ -77,8 +78,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> time_mix_prepare_cuda(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) {
-  m.impl("time_mix_prepare", TORCH_BOX(&time_mix_prepare_cuda));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) { m.impl("time_mix_prepare", TORCH_BOX(&time_mix_prepare_cuda)); }
 
 }  // namespace cog_rwkv

@@ -10,10 +10,10 @@ namespace {
 
 template <class T>
 struct TokenShift {
-  const T* x;         // [n, c]
-  const float* mix;   // [mixes, c]
-  float* shift;       // [pool, c], rows `stride` apart
-  T* out;             // [mixes, n, c]
+  const T* x;        // [n, c]
+  const float* mix;  // [mixes, c]
+  float* shift;      // [pool, c], rows `stride` apart
+  T* out;            // [mixes, n, c]
   int64_t n, c, mixes, stride;
 
   // Tokens begin to end, of the sequences that hold them.
@@ -32,10 +32,11 @@ struct TokenShift {
   }
 };
 
-Tensor token_shift_cpu(
-    const Tensor& x, const Tensor& mix, const Tensor& shift, const Tensor& rows, const Tensor& cu_seqlens) {
+Tensor token_shift_cpu(const Tensor& x, const Tensor& mix, const Tensor& shift, const Tensor& rows,
+                       const Tensor& cu_seqlens) {
   const int64_t stride = check_token_shift(x, mix, shift, rows, cu_seqlens);
-  const Tensor tokens = as_contiguous(x), m = as_contiguous(mix), r = as_contiguous(rows), cu = as_contiguous(cu_seqlens);
+  const Tensor tokens = as_contiguous(x), m = as_contiguous(mix), r = as_contiguous(rows),
+               cu = as_contiguous(cu_seqlens);
   const int64_t n = x.size(0), c = x.size(1), mixes = mix.size(0), batch = rows.size(0);
   const int64_t *row = data<int64_t>(r), *start = data<int64_t>(cu);
   check_packed_values("token_shift_", row, start, batch, n, shift.size(0));
@@ -43,8 +44,8 @@ Tensor token_shift_cpu(
   if (n * c == 0) return out;
   dispatch_float_or_half(x.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;
-    const TokenShift<T> work{
-        data<T>(tokens), data<float>(m), mutable_data<float>(shift), mutable_data<T>(out), n, c, mixes, stride};
+    const TokenShift<T> work{data<T>(tokens), data<float>(m), mutable_data<float>(shift), mutable_data<T>(out), n, c,
+                             mixes,           stride};
     parallel_for(n, 1 + 32768 / (c * (mixes + 1)),
                  [&](int64_t begin, int64_t end) { work.run(begin, end, row, start, batch); });
     // Only now: the first token of a sequence has read what its last one replaces.
@@ -61,8 +62,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cog_rwkv, m) {
   m.def("token_shift_(Tensor x, Tensor mix, Tensor(a!) shift, Tensor rows, Tensor cu_seqlens) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) {
-  m.impl("token_shift_", TORCH_BOX(&token_shift_cpu));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) { m.impl("token_shift_", TORCH_BOX(&token_shift_cpu)); }
 
 }  // namespace cog_rwkv

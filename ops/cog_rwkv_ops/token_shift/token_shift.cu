@@ -54,10 +54,18 @@ Tensor token_shift_cuda(const Tensor& x, const Tensor& mix, const Tensor& shift,
   if (n * c == 0) return out;
   dispatch_float_or_half(x.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;
-    const TokenShift<T> work{data<T>(tokens),      data<float>(mixes), mutable_data<float>(shift),
-                             data<int64_t>(row),   data<int64_t>(start), mutable_data<T>(out),
-                             n,                    c,                  mix.size(0),
-                             stride,               rows.size(0),       shift.size(0)};
+    const TokenShift<T> work{data<T>(tokens),
+                             data<float>(mixes),
+                             mutable_data<float>(shift),
+                             data<int64_t>(row),
+                             data<int64_t>(start),
+                             mutable_data<T>(out),
+                             n,
+                             c,
+                             mix.size(0),
+                             stride,
+                             rows.size(0),
+                             shift.size(0)};
     token_shift_kernel<<<blocks(n, 1), 256, 0, launch.stream>>>(work);
     launch.check();
   });
@@ -66,8 +74,6 @@ Tensor token_shift_cuda(const Tensor& x, const Tensor& mix, const Tensor& shift,
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) {
-  m.impl("token_shift_", TORCH_BOX(&token_shift_cuda));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) { m.impl("token_shift_", TORCH_BOX(&token_shift_cuda)); }
 
 }  // namespace cog_rwkv

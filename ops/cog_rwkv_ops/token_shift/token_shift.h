@@ -6,8 +6,8 @@
 namespace cog_rwkv {
 
 // Returns the distance between two rows of `shift`.
-inline int64_t check_token_shift(
-    const Tensor& x, const Tensor& mix, const Tensor& shift, const Tensor& rows, const Tensor& cu_seqlens) {
+inline int64_t check_token_shift(const Tensor& x, const Tensor& mix, const Tensor& shift, const Tensor& rows,
+                                 const Tensor& cu_seqlens) {
   constexpr const char* op = "token_shift_";
   check_float_or_half(op, "x", x);
   check_dim(op, "x", x, 2, "[N, C]");

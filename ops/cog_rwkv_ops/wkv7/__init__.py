@@ -20,9 +20,7 @@ _wkv7 = operator("wkv7")
 _wkv7_ = operator("wkv7_")
 
 
-def wkv7(
-    r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """The recurrence over B sequences of T tokens.
 
     Args:
@@ -89,9 +87,7 @@ def wkv7_(
 
 
 @torch.library.register_fake("cog_rwkv::wkv7")
-def _fake(
-    r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def _fake(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return r.new_empty(r.shape), state.new_empty(state.shape)
 
 

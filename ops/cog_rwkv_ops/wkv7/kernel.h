@@ -4,8 +4,8 @@ constexpr int kVectors = 4;  // V in a head of 64
 
 // S <- S diag(decay) + (S a) b' + v k' and y = S r, for 16 rows (values) of the state, in two passes over them: the
 // first for S a, the second for the rest.
-COG_RWKV_INLINE void wkv7_values(
-    float* s, const V* decay, const V* k, const V* a, const V* b, const V* r, const float* v, float* y) {
+COG_RWKV_INLINE void wkv7_values(float* s, const V* decay, const V* k, const V* a, const V* b, const V* r,
+                                 const float* v, float* y) {
   V sums[16];
   for (int i = 0; i < 16; ++i) {
     const float* row = s + i * 64;
@@ -28,9 +28,8 @@ COG_RWKV_INLINE void wkv7_values(
 
 // Tokens begin to end of one head: element 0 of token t lies at t * stride. `state` is [64 values, 64 keys].
 template <class T>
-void wkv7_head(
-    const T* r, const T* w, const T* k, const T* v, const T* a, const T* b, T* y, float* state, int64_t begin,
-    int64_t end, int64_t stride) {
+void wkv7_head(const T* r, const T* w, const T* k, const T* v, const T* a, const T* b, T* y, float* state,
+               int64_t begin, int64_t end, int64_t stride) {
   const V log_base = splat(-0.60653065971263342f);  // -e^-0.5
   for (int64_t t = begin; t < end; ++t) {
     const int64_t at = t * stride;

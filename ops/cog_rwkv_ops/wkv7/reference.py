@@ -11,9 +11,7 @@ def decay(w: Tensor) -> Tensor:
     return torch.exp(-math.exp(-0.5) * torch.sigmoid(w))
 
 
-def wkv7(
-    r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """y [B, T, H, 64] and the state [B, H, value, key] after the last token."""
     steps = []
     for t in range(r.shape[1]):
@@ -42,8 +40,8 @@ def wkv7_(
     y = torch.empty_like(r)
     heads = pool.shape[1]
     for row, begin, end in zip(rows.tolist(), cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
-        one = (t[begin:end].view(1, end - begin, heads, 64) for t in (r, w, k, v, a, b))
-        out, state = wkv7(*one, pool[row : row + 1].to(r.dtype))
+        r1, w1, k1, v1, a1, b1 = (t[begin:end].view(1, end - begin, heads, 64) for t in (r, w, k, v, a, b))
+        out, state = wkv7(r1, w1, k1, v1, a1, b1, pool[row : row + 1].to(r.dtype))
         y[begin:end] = out.reshape(end - begin, heads * 64)
         pool[row] = state[0].to(pool.dtype)
     return y

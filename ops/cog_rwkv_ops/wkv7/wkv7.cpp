@@ -35,10 +35,11 @@ void wkv7_run(const Inputs& in, const Tensor& y, float* pool, int64_t pool_strid
   });
 }
 
-std::tuple<Tensor, Tensor> wkv7_cpu(const Tensor& r, const Tensor& w, const Tensor& k, const Tensor& v,
-                                    const Tensor& a, const Tensor& b, const Tensor& state) {
+std::tuple<Tensor, Tensor> wkv7_cpu(const Tensor& r, const Tensor& w, const Tensor& k, const Tensor& v, const Tensor& a,
+                                    const Tensor& b, const Tensor& state) {
   check_wkv7(r, w, k, v, a, b, state);
-  const Inputs in{as_contiguous(r), as_contiguous(w), as_contiguous(k), as_contiguous(v), as_contiguous(a), as_contiguous(b)};
+  const Inputs in{as_contiguous(r), as_contiguous(w), as_contiguous(k),
+                  as_contiguous(v), as_contiguous(a), as_contiguous(b)};
   const int64_t batch = r.size(0), tokens = r.size(1), heads = r.size(2);
   Tensor y = empty_tensor(r, r.sizes()), after = empty_tensor(state, state.sizes());
   torch::stable::copy_(after, state);
@@ -51,7 +52,8 @@ std::tuple<Tensor, Tensor> wkv7_cpu(const Tensor& r, const Tensor& w, const Tens
 Tensor wkv7_packed_cpu(const Tensor& r, const Tensor& w, const Tensor& k, const Tensor& v, const Tensor& a,
                        const Tensor& b, const Tensor& pool, const Tensor& rows, const Tensor& cu_seqlens) {
   const int64_t stride = check_wkv7_packed(r, w, k, v, a, b, pool, rows, cu_seqlens);
-  const Inputs in{as_contiguous(r), as_contiguous(w), as_contiguous(k), as_contiguous(v), as_contiguous(a), as_contiguous(b)};
+  const Inputs in{as_contiguous(r), as_contiguous(w), as_contiguous(k),
+                  as_contiguous(v), as_contiguous(a), as_contiguous(b)};
   const Tensor row = as_contiguous(rows), start = as_contiguous(cu_seqlens);
   check_packed_values("wkv7_", data<int64_t>(row), data<int64_t>(start), rows.size(0), r.size(0), pool.size(0));
   Tensor y = empty_tensor(r, r.sizes());

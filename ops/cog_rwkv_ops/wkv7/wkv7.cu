@@ -23,7 +23,7 @@ struct Wkv7 {
   float* state_out;                  // the same rows, out_stride apart
   const int64_t *rows, *cu_seqlens;  // null: sequence i has row i, and the tokens i * each to (i + 1) * each
   int64_t tokens, heads, pool_rows, in_stride, out_stride, each;
-  bool aligned;                      // the states allow loads of 16 bytes
+  bool aligned;  // the states allow loads of 16 bytes
 };
 
 // The keys that a thread holds: four at a time, at 16 * j + 4 * quarter.
@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kThreads) wkv7_kernel(const Wkv7<T> p) {
     float y = 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      state[j] = step4(state[j], vectors[kW * 16 + j * 4], removed, vectors[kB * 16 + j * 4], v,
-                       vectors[kK * 16 + j * 4]);
+      state[j] =
+          step4(state[j], vectors[kW * 16 + j * 4], removed, vectors[kB * 16 + j * 4], v, vectors[kK * 16 + j * 4]);
       y += dot4(state[j], vectors[kR * 16 + j * 4]);
     }
     y = reduce_lanes<4>(y, Add{});

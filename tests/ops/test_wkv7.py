@@ -1,0 +1,196 @@
+"""wkv7 and wkv7_: prefill against step by step, cuts, ragged batches, pools, extremes, indices that are wrong."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import cog_rwkv_ops
+from cog_rwkv_ops.wkv7 import reference
+from tests.ops.common import FLOAT_OR_HALF
+from tests.ops.model_cases import BOUND, Arguments, Fill, copied, error, recurrence
+
+HEADS = 2
+LENGTHS = [1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127]
+every_dtype = pytest.mark.parametrize("dtype", FLOAT_OR_HALF, ids=lambda dtype: str(dtype).removeprefix("torch."))
+F32 = torch.float32
+
+
+def inputs(n: int, device: str, dtype: torch.dtype = F32, seed: int = 0) -> Arguments:
+    return recurrence(Fill(device, seed), n, HEADS * 64, dtype=dtype)
+
+
+def pool(rows: int, device: str) -> Tensor:
+    return Fill(device, 99)(rows, HEADS, 64, 64)
+
+
+def run(given: Arguments, states: Tensor, rows: list[int], cu_seqlens: list[int]) -> Tensor:
+    indices = (torch.tensor(i, dtype=torch.int64, device=states.device) for i in (rows, cu_seqlens))
+    return cog_rwkv_ops.wkv7_(**given, pool=states, **dict(zip(("rows", "cu_seqlens"), indices, strict=True)))
+
+
+def wanted(given: Arguments, states: Tensor, rows: list[int], cu_seqlens: list[int]) -> tuple[Tensor, Tensor]:
+    """y and the pool afterwards, in float64."""
+    after = states.cpu().double().clone()
+    wide = copied(given, lambda t: t.cpu().double())
+    return reference.wkv7_(**wide, pool=after, rows=torch.tensor(rows), cu_seqlens=torch.tensor(cu_seqlens)), after
+
+
+@every_dtype
+@pytest.mark.parametrize("start", ["zero", "random"])
+@pytest.mark.acceptance(6)
+def test_prefill_equals_step_by_step(dtype: torch.dtype, start: str, device: str) -> None:
+    for n in LENGTHS:
+        given = inputs(n, device, dtype, seed=n)
+        states = pool(3, device) if start == "random" else torch.zeros(3, HEADS, 64, 64, device=device)
+        y_wanted, after = wanted(given, states, [1], [0, n])
+        whole, stepped = states.clone(), states.clone()
+        y = run(given, whole, [1], [0, n])
+        steps = [run({k: v[t : t + 1] for k, v in given.items()}, stepped, [1], [0, 1]) for t in range(n)]
+        assert error(y, y_wanted) <= BOUND[dtype], n
+        assert error(whole, after) <= BOUND[F32], n
+        assert torch.equal(y, torch.cat(steps)), n
+        assert torch.equal(whole, stepped), n
+
+
+@pytest.mark.acceptance(6)
+def test_every_cut_of_33_tokens(device: str) -> None:
+    given, states = inputs(33, device), pool(2, device)
+    whole = states.clone()
+    y = run(given, whole, [0], [0, 33])
+    for cut in range(34):
+        parts = states.clone()
+        first = run({k: v[:cut] for k, v in given.items()}, parts, [0], [0, cut])
+        second = run({k: v[cut:] for k, v in given.items()}, parts, [0], [0, 33 - cut])
+        assert torch.equal(torch.cat([first, second]), y), cut
+        assert torch.equal(parts, whole), cut
+
+
+@every_dtype
+@pytest.mark.acceptance(8)
+def test_ragged_batches_equal_their_single_runs(dtype: torch.dtype, device: str) -> None:
+    lengths = [1, 0, 7, 16, 33, 0, 200]
+    for order in (lengths, lengths[::-1], [lengths[i] for i in (3, 0, 6, 2, 5, 1, 4)]):
+        ends = [sum(order[:i]) for i in range(len(order) + 1)]
+        rows = [8, 2, 5, 0, 7, 3, 1]
+        given, states = inputs(ends[-1], device, dtype), pool(9, device)
+        together, apart = states.clone(), states.clone()
+        y = run(given, together, rows, ends)
+        for i, row in enumerate(rows):
+            alone = run({k: v[ends[i] : ends[i + 1]] for k, v in given.items()}, apart, [row], [0, order[i]])
+            assert torch.equal(alone, y[ends[i] : ends[i + 1]])
+        assert torch.equal(together, apart)
+        for row in (2, 3, 4, 6) if order is lengths else (4, 6):
+            assert torch.equal(together[row], states[row]), "a row without tokens was written"
+        assert error(y, wanted(given, states, rows, ends)[0]) <= BOUND[dtype]
+
+
+@pytest.mark.acceptance(10)
+def test_a_pool_that_is_a_view(device: str, guard) -> None:
+    given = inputs(5, device)
+    layers = Fill(device)(4, 3, HEADS, 64, 64)
+    padded = Fill(device)(3, HEADS + 1, 64, 64)
+    views = {"pool[3]": layers[3], "every second": layers.flatten(0, 1)[::2], "rows with gaps": padded[:, :HEADS]}
+    for name, states in views.items():
+        before = states.clone()
+        y = run(given, states, [2], [0, 5])
+        y_wanted, after = wanted(given, before, [2], [0, 5])
+        assert error(y, y_wanted) <= BOUND[F32], name
+        assert error(states, after) <= BOUND[F32], name
+    for shift in (0, 1):  # on a 16-byte boundary, and off it
+        states = guard(pool(3, device), shift)
+        y_wanted, after = wanted(given, states, [1], [0, 5])
+        assert error(run(given, states, [1], [0, 5]), y_wanted) <= BOUND[F32]
+        assert error(states, after) <= BOUND[F32]
+
+
+@pytest.mark.acceptance(10)
+def test_a_pool_that_cannot_be_written_in_place_is_refused(device: str) -> None:
+    given, states = inputs(5, device), pool(3, device)
+    with pytest.raises(RuntimeError, match="cog_rwkv::wkv7_: pool must have contiguous rows"):
+        run(given, states.transpose(2, 3), [1], [0, 5])
+    with pytest.raises(RuntimeError, match="cog_rwkv::wkv7_: pool must not overlap itself"):
+        run(given, states[:1].expand(3, -1, -1, -1), [1], [0, 5])
+
+
+@every_dtype
+def test_functional_and_packed_agree(dtype: torch.dtype, device: str) -> None:
+    given, states = inputs(34, device, dtype), pool(2, device)
+    before = states.clone()
+    y, after = cog_rwkv_ops.wkv7(*(t.view(2, 17, HEADS, 64) for t in given.values()), states)
+    assert torch.equal(states, before), "the functional operator wrote its argument"
+    packed = run(given, states, [0, 1], [0, 17, 34])
+    assert torch.equal(packed, y.view(34, -1))
+    assert torch.equal(states, after)
+
+
+@every_dtype
+@pytest.mark.parametrize("w", [-20.0, 20.0, -math.inf, math.inf, 0.0])
+@pytest.mark.acceptance(7)
+def test_extreme_decays_and_zero_keys(dtype: torch.dtype, w: float, device: str) -> None:
+    given = inputs(65, device, dtype)
+    given["w"] = torch.full_like(given["w"], w)
+    for name in ("k", "a", "b"):
+        given[name][::3] = 0
+    states = pool(2, device)
+    y_wanted, after = wanted(given, states, [0], [0, 65])
+    y = run(given, states, [0], [0, 65])
+    assert y.isfinite().all()
+    assert states.isfinite().all()
+    assert error(y, y_wanted) <= BOUND[dtype]
+    assert error(states, after) <= BOUND[F32]
+
+
+def test_the_decay_lies_in_its_bounds(device: str) -> None:
+    for w, decay in [(-math.inf, 1.0), (-200.0, 1.0), (math.inf, math.exp(-math.exp(-0.5))), (20.0, 0.5452392)]:
+        given = {name: torch.zeros_like(t) for name, t in inputs(1, device).items()}
+        given["w"] += w
+        states = torch.ones(1, HEADS, 64, 64, device=device)
+        run(given, states, [0], [0, 1])
+        assert states.min() == states.max()
+        assert states.max().item() == pytest.approx(decay, rel=2e-7)
+
+
+@pytest.mark.parametrize(
+    ("rows", "cu_seqlens", "message"),
+    [
+        ([0, 3], [0, 2, 5], r"rows has 3; the pool has rows 0 to 2"),
+        ([-1, 0], [0, 2, 5], r"rows has -1; the pool has rows 0 to 2"),
+        ([1, 1], [0, 2, 5], r"rows has 1 twice"),
+        ([0, 1], [1, 2, 5], r"cu_seqlens begins with 1; it must begin with 0"),
+        ([0, 1], [0, 2, 4], r"cu_seqlens ends with 4; it must end with the number of tokens, 5"),
+        ([0, 1], [0, 6, 5], r"cu_seqlens decreases from 6 to 5"),
+        ([0, 1], [0, 5], r"cu_seqlens has shape \[2\]; it must be \[B \+ 1\] with B as in rows = \[3\]"),
+        ([], [0], r"cu_seqlens ends with 0; it must end with the number of tokens, 5"),
+    ],
+)
+def test_indices_that_are_wrong_are_named_on_the_cpu(rows: list[int], cu_seqlens: list[int], message: str) -> None:
+    states = pool(3, "cpu")
+    before = states.clone()
+    with pytest.raises(RuntimeError, match=f"cog_rwkv::wkv7_: {message}"):
+        run(inputs(5, "cpu"), states, rows, cu_seqlens)
+    assert torch.equal(states, before)
+
+
+@pytest.mark.gpu
+def test_a_row_out_of_range_is_skipped_on_cuda(cuda: str) -> None:
+    given, states = inputs(6, cuda), pool(3, cuda)
+    before = states.clone()
+    y = run(given, states, [7, 1, -1], [0, 2, 4, 6])
+    assert y[:2].isnan().all()
+    assert y[4:].isnan().all()
+    assert torch.equal(states[[0, 2]], before[[0, 2]])
+    assert error(y[2:4], wanted({k: v[2:4] for k, v in given.items()}, before, [1], [0, 2])[0]) <= BOUND[F32]
+
+
+@pytest.mark.acceptance(9)
+def test_a_long_memory_stays_exact(device: str) -> None:
+    """1,000 steps with decay near 0.9999: the error against float64 is that of float32."""
+    n = 1000
+    given = inputs(n, device)
+    given["w"] = torch.full_like(given["w"], -8.7)
+    states = torch.zeros(1, HEADS, 64, 64, device=device)
+    y_wanted, after = wanted(given, states, [0], [0, n])
+    assert error(run(given, states, [0], [0, n]), y_wanted) <= 2e-5
+    assert error(states, after) <= 2e-5

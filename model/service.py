@@ -48,8 +48,9 @@ class Service:
         return service
 
     def warm_up(self) -> None:
-        """Read and write a few tokens. Raises EngineError where that fails."""
-        handle = self.engine.submit([0] * 20, SamplingParams(temperature=0.0), 2)
+        """Read and write a few tokens, with all that sampling can do. Raises EngineError where that fails."""
+        params = SamplingParams(top_p=0.5, top_k=50, presence_penalty=0.1, seed=0)
+        handle = self.engine.submit([0] * 20, params, 3)
         for _ in handle:
             pass
         if handle.finish_reason == "error":

@@ -66,6 +66,15 @@ def test_a_cancelled_prediction_ends_at_once(stub: Server, way: Callable[[Server
 
 
 @pytest.mark.acceptance(16)
+def test_generation_stops_within_two_tokens(stub: Server) -> None:
+    with stub.open_stream(order(ids=[98] * 500, delay=0.05), id="two-tokens", max_tokens=500) as events:
+        seen = "".join(next(event.data["chunk"] for event in events if event.name == "output") for _ in range(4))
+        assert stub.cancel("two-tokens") == 200
+        rest = Streamed(list(events))
+    assert len(seen) <= rest.final["metrics"]["completion_tokens"] <= len(seen) + 2
+
+
+@pytest.mark.acceptance(16)
 def test_slots_and_rows_are_free_afterwards(stub: Server) -> None:
     """More cancelled predictions than there are slots or rows, in all three ways; then as many whole ones at once."""
     with ThreadPoolExecutor(16) as pool:

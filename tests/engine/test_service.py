@@ -1,0 +1,153 @@
+"""From a request to text, over a stub model and without a server."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from model.engine import Engine, EngineError
+from model.request import Request
+from model.sampling import Sampler
+from model.service import Service
+from model.settings import Settings
+from model.text import CHAT_STOP, chat_prompt
+from model.tokenizer import Tokenizer
+from tests.stub_model import Script, StubModel, StubPool
+
+VOCAB = 65536
+TOKENIZER = Tokenizer(None)
+
+
+class Stubbed:
+    """A service whose model replies what ``script`` says, and that model."""
+
+    def __init__(self, script: Script, **settings: object) -> None:
+        self.model = StubModel(script, VOCAB)
+        sampler = Sampler(VOCAB, 4, "cpu", TOKENIZER.allowed(VOCAB))
+        self.engine = Engine(self.model, sampler, StubPool(4), 512)
+        self.service = Service(self.engine, TOKENIZER, Settings(**settings))
+
+    def read(self, **inputs: object) -> list[int]:
+        """The ids that the model has read before it drew the first one."""
+        list(self.service.reply(Request.of(max_tokens=1, **inputs)))
+        return self.model.steps[-1].ids[0]
+
+
+Say = Callable[..., Stubbed]
+
+
+@pytest.fixture
+def say() -> Iterator[Say]:
+    """``say(text, **settings)``: a service whose model says the text, then ends."""
+    made: list[Stubbed] = []
+
+    def say(text: str, **settings: object) -> Stubbed:
+        ids = TOKENIZER.encode(text)
+        start: list[int] = []
+
+        def script(read: list[int]) -> int:
+            start[:] = start or [len(read)]
+            drawn = len(read) - start[0]
+            return ids[drawn] if drawn < len(ids) else 0
+
+        made.append(Stubbed(script, **settings))
+        return made[-1]
+
+    yield say
+    for one in made:
+        one.engine.close()
+
+
+def _reply(stubbed: Stubbed, **inputs: object) -> tuple[list[str], dict[str, object]]:
+    reply = stubbed.service.reply(Request.of(prompt="x", temperature=0.0, **inputs))
+    return list(reply), reply.metrics()
+
+
+@pytest.mark.acceptance(4)
+def test_a_context_starts_with_id_0_and_the_prompt_as_it_is(say: Say) -> None:
+    raw = "a\r\n\r\n\r\nb  \0"
+    assert say("hi").read(prompt=raw) == [0, *TOKENIZER.encode(raw)]
+    assert say("hi", start_token=False).read(prompt=raw) == TOKENIZER.encode(raw)
+
+
+@pytest.mark.acceptance(4)
+def test_a_chat_is_formatted_for_the_model(say: Say) -> None:
+    raw = "a\r\n\r\n\r\nb  "
+    assert say("hi").read(prompt=raw, chat=True) == [0, *TOKENIZER.encode("User: a\nb\n\nAssistant:")]
+    system = say("hi").read(prompt=raw, chat=True, system_prompt="Be brief.")
+    assert system == [0, *TOKENIZER.encode(chat_prompt(raw, "Be brief."))]
+
+
+@pytest.mark.acceptance(4)
+def test_a_chat_ends_at_the_next_turn_and_loses_one_space(say: Say) -> None:
+    pieces, metrics = _reply(say(f"  I see.{CHAT_STOP} and"), chat=True)
+    assert "".join(pieces) == " I see."
+    assert metrics["finish_reason"] == "stop"
+    pieces, _ = _reply(say(f" I see.{CHAT_STOP} and"))
+    assert "".join(pieces) == f" I see.{CHAT_STOP} and", "a raw prompt has no stop of its own"
+
+
+@pytest.mark.acceptance(3)
+def test_what_was_held_back_comes_at_the_end(say: Say) -> None:
+    pieces, metrics = _reply(say("one\n\nUse"), stop=["\n\nUser:"])
+    assert "".join(pieces) == "one\n\nUse"
+    assert all(pieces)
+    assert metrics["finish_reason"] == "stop"
+
+
+def test_a_stop_counts_what_was_drawn_up_to_it(say: Say) -> None:
+    pieces, metrics = _reply(say("abc" * 3 + "STOP" + "x" * 50), stop=["STOP"])
+    assert "".join(pieces) == "abc" * 3
+    assert metrics["completion_tokens"] <= len(TOKENIZER.encode("abc" * 3 + "STOP")) + 1
+
+
+def test_cancelling_before_and_while_it_is_read(say: Say) -> None:
+    stubbed = say("word " * 1000)
+    early = stubbed.service.reply(Request.of(prompt="x"))
+    early.cancel()
+    assert (list(early), early.finish_reason) == ([], "cancelled")
+    later = stubbed.service.reply(Request.of(prompt="x", max_tokens=1000))
+    pieces = iter(later)
+    assert next(pieces)
+    threading.Timer(0.02, later.cancel).start()
+    assert len("".join(pieces)) < 4900
+    assert later.metrics()["finish_reason"] == "cancelled"
+
+
+def test_a_failure_is_an_error_with_its_message() -> None:
+    def script(read: list[int]) -> int:
+        if len(read) > 5:
+            raise ValueError("broken")
+        return 98
+
+    stubbed = Stubbed(script)
+    reply = stubbed.service.reply(Request.of(prompt="x"))
+    with pytest.raises(EngineError, match="E300 ValueError: broken"):
+        list(reply)
+    assert reply.metrics()["finish_reason"] == "error"
+    stubbed.engine.close()
+
+
+def test_text_is_grouped_in_time(say: Say) -> None:
+    stubbed = say("word " * 300, text_interval=0.1)
+    began = time.monotonic()
+    pieces, metrics = _reply(stubbed, max_tokens=300)
+    took = time.monotonic() - began
+    assert 1 < len(pieces) <= took / 0.1 + 2
+    assert len(pieces[0]) < 50, "the first comes at once"
+    assert metrics["completion_tokens"] == 300 and "".join(pieces) == ("word " * 300)[: len("".join(pieces))]
+
+
+def test_metrics_without_a_token(say: Say) -> None:
+    pieces, metrics = _reply(say(""))
+    assert pieces == []
+    assert (metrics["prompt_tokens"], metrics["completion_tokens"], metrics["finish_reason"]) == (1, 0, "stop")
+    assert "tokens_per_second" not in metrics and "time_to_first_token" not in metrics
+
+
+def test_a_warm_up_that_fails_fails_the_setup() -> None:
+    stubbed = Stubbed(lambda read: StubModel.NAN_LOGITS)
+    with pytest.raises(EngineError, match=r"the first step failed: .*not finite"):
+        stubbed.service.warm_up()
+    stubbed.engine.close()

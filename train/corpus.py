@@ -15,29 +15,37 @@ import re
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 HELD_OUT = ("flask", "werkzeug", "jinja2", "click", "marshmallow", "seaborn", "pydantic", "fastapi", "httpx", "attrs")
 PACKAGE_CAP = 2_200_000  # bytes of one package: none may dominate
 FILE_MIN, FILE_MAX = 200, 120_000
-SKIPPED_FOLDERS = {
-    "test", "tests", "testing", "_vendor", "vendor", "vendored", "_vendored", "extern", "externals", "third_party", "thirdparty",
-    "site-packages", "node_modules", "lib2to3", "idlelib", "turtledemo", "locale", "locales", "migrations", "pydantic_v1",
-}  # fmt: skip
-GENERATED = re.compile(r"generated (by|from|code|file|automatically)|auto-?generated|do not (edit|modify)", re.IGNORECASE)
+SKIPPED_FOLDERS = re.compile(
+    r"tests?|testing|_?vendor(ed)?|extern|externals|third_?party|site-packages|node_modules|lib2to3|idlelib|turtledemo"
+    r"|locales?|migrations|pydantic_v1",
+    re.IGNORECASE,
+)
+GENERATED = re.compile(
+    r"generated (by|from|code|file|automatically)|auto-?generated|do not (edit|modify)", re.IGNORECASE
+)
 PERMISSIVE = re.compile(r"\b(MIT|0?BSD|Apache|PSF|Python Software Foundation|Python-2\.0)", re.IGNORECASE)
-OTHER = re.compile(r"GPL|General Public|\bMPL|Mozilla|EUPL|CeCILL|Commercial|Proprietary|Elastic|Business Source", re.IGNORECASE)
+OTHER = re.compile(
+    r"GPL|General Public|\bMPL|Mozilla|EUPL|CeCILL|Commercial|Proprietary|Elastic|Business Source", re.IGNORECASE
+)
 
 
 def licence_of(dist: Distribution) -> str:
     """The licence a distribution's metadata declares, in one line; "" where it declares none."""
     meta = dist.metadata
-    if expression := meta.get("License-Expression"):
-        return expression
+    if "License-Expression" in meta:
+        return meta["License-Expression"]
     classifiers = [c.split("::")[-1].strip() for c in meta.get_all("Classifier") or [] if c.startswith("License ::")]
     named = [c for c in classifiers if c != "OSI Approved"]
-    return "; ".join(named) or (meta.get("License") or "").strip().split("\n")[0][:80]
+    if named or "License" not in meta:
+        return "; ".join(named)
+    return meta["License"].strip().split("\n")[0][:80]
 
 
 def is_permissive(licence: str) -> bool:
@@ -79,8 +87,9 @@ def standard_library() -> tuple[dict[str, str], list[Path]]:
 
 
 def usable(relative: Path) -> bool:
-    folders = {part.lower() for part in relative.parts[:-1]}
-    return not folders & SKIPPED_FOLDERS and ".." not in relative.parts and not relative.name.startswith("test_")
+    if ".." in relative.parts or relative.name.startswith("test_"):
+        return False
+    return not any(SKIPPED_FOLDERS.fullmatch(part) for part in relative.parts[:-1])
 
 
 def packages(sites: list[str]) -> Iterator[tuple[dict[str, str], list[Path]]]:
@@ -95,6 +104,18 @@ def packages(sites: list[str]) -> Iterator[tuple[dict[str, str], list[Path]]]:
             yield entry, [Path(str(f.locate())) for f in files]
 
 
+@dataclass(frozen=True)
+class Package:
+    """A line of the manifest: what was kept of one distribution."""
+
+    name: str
+    version: str
+    licence: str
+    held_out: bool
+    files: int
+    bytes: int
+
+
 class Corpus:
     """Collects documents, dropping copies and near copies, held-out packages first."""
 
@@ -104,7 +125,7 @@ class Corpus:
         self.reasons: Counter[str] = Counter()
 
     def novel(self, text: str, held: bool) -> str:
-        """"" where the text is new enough to keep, else the reason for dropping it."""
+        """ "" where the text is new enough to keep, else the reason for dropping it."""
         keys = line_keys(text)
         if not keys:
             return "no lines"
@@ -139,22 +160,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    corpus, manifest = Corpus(), []
+    corpus = Corpus()
+    manifest: list[Package] = []
     entries = sorted(packages(args.site), key=lambda e: e[0]["name"] not in HELD_OUT)  # held-out packages first
     outputs = {held: (args.out / f"{'heldout' if held else 'train'}.bin").open("wb") for held in (True, False)}
     for entry, files in entries:
         held = entry["name"] in HELD_OUT
         texts = [text.encode() for text in corpus.take(files, held)]
         outputs[held].writelines(text + b"\0" for text in texts)
-        manifest.append({**entry, "held_out": held, "files": len(texts), "bytes": sum(map(len, texts))})
+        manifest.append(Package(**entry, held_out=held, files=len(texts), bytes=sum(map(len, texts))))
         print(f"{entry['name']:32} {entry['version']:14} {entry['licence'][:40]:40} {len(texts):5} files", flush=True)
     for output in outputs.values():
         output.close()
-    document = {"packages": [m for m in manifest if m["files"]], "files_dropped": dict(corpus.reasons)}
+    document = {"packages": [asdict(p) for p in manifest if p.files], "files_dropped": dict(corpus.reasons)}
     (args.out / "manifest.json").write_text(json.dumps(document, indent=1) + "\n")
     for held in (True, False):
-        group = [m for m in manifest if m["held_out"] == held and m["files"]]
-        print("held out" if held else "train", f"{len(group)} packages {sum(m['bytes'] for m in group) / 1e6:.1f} MB")
+        group = [p for p in manifest if p.held_out == held and p.files]
+        print("held out" if held else "train", f"{len(group)} packages {sum(p.bytes for p in group) / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

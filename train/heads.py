@@ -51,7 +51,9 @@ def statements(source: str) -> int | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError, IndexError, AttributeError):
         return None
     first = body[0]
-    documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    documented = (
+        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    )
     return len(body) - documented
 
 

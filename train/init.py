@@ -20,6 +20,7 @@ def initialise(model: RWKV7) -> None:
     nn.init.uniform_(model.emb.weight, -1e-4, 1e-4)
     orthogonal(model.head.weight, 0.5)
     for number, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
         _time_mix(block, number, layers, width)
         _channel_mix(block, number, layers, width)
 
@@ -44,8 +45,8 @@ def _time_mix(block: Block, number: int, layers: int, width: int) -> None:
     mix.k_a.fill_(1.02)
     mix.r_k.fill_(-0.04)
     bound = width**-0.5
-    for name, scale in (("receptance", 0.5), ("key", 0.05), ("value", 0.5), ("output", 0.0)):
-        nn.init.uniform_(getattr(mix, name).weight, -scale * bound, scale * bound)
+    for linear, scale in ((mix.receptance, 0.5), (mix.key, 0.05), (mix.value, 0.5), (mix.output, 0.0)):
+        nn.init.uniform_(linear.weight, -scale * bound, scale * bound)
     mix.ln_x.weight.fill_(((1 + number) / layers) ** 0.7)
 
 

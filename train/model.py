@@ -11,7 +11,8 @@ maps the state by S' -> M S' + N. Only that map is serial; all else is batched o
 Documents start on chunk boundaries: `keep` is 0 there, which cuts both the state and the token shift.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +34,6 @@ class Shape:
     a_rank: int = 32
     v_rank: int = 16
     gate_rank: int = 64
-
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 @torch.library.custom_op("cog_rwkv_train::scan", mutates_args=())
@@ -71,11 +69,11 @@ def _(m: Tensor, p: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(m), torch.empty_like(m)
 
 
-def _scan_setup(ctx, inputs, output) -> None:  # noqa: ANN001 - torch's own protocol
+def _scan_setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0], output)
 
 
-def _scan_grad(ctx, grad: Tensor):  # noqa: ANN001, ANN202
+def _scan_grad(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
     grad_m, grad_n = scan_backward(*ctx.saved_tensors, grad.contiguous())
     return grad_m, grad_n, None
 
@@ -83,7 +81,9 @@ def _scan_grad(ctx, grad: Tensor):  # noqa: ANN001, ANN202
 scan.register_autograd(_scan_grad, setup_context=_scan_setup)
 
 
-def chunked(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+def chunked(
+    r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor, keep: Tensor
+) -> tuple[Tensor, Tensor]:
     """WKV-7 over [B, T, H, 64] inputs, T a multiple of 16, from `state` [B, H, 64, 64] (value, key).
 
     keep: [B, T / 16], 0 where a chunk starts from a zero state, else 1. Returns (y [B, T, H, 64], the last state).
@@ -109,7 +109,9 @@ def chunked(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, st
     r_k, r_b = within[..., :CHUNK, :CHUNK].tril(), within[..., :CHUNK, CHUNK:].tril()
     a_k, a_b = within[..., CHUNK:, :CHUNK].tril(-1), within[..., CHUNK:, CHUNK:].tril(-1)
     eye = torch.eye(CHUNK, dtype=r.dtype, device=r.device)
-    solved = torch.linalg.solve_triangular(eye - a_b, torch.cat([a_in * from_start, a_k @ v], -1), upper=False, unitriangular=True)
+    solved = torch.linalg.solve_triangular(
+        eye - a_b, torch.cat([a_in * from_start, a_k @ v], -1), upper=False, unitriangular=True
+    )
     through = r_b @ solved  # [.., 16, 2 D]: what of the state, and of the values, reaches the output through b
     reads, own = r_in * from_start + through[..., :size], r_k @ v + through[..., size:]
     step = (b_in * to_end).mT @ solved
@@ -122,7 +124,9 @@ def chunked(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, st
     return y.reshape(batch, length, heads, size), states[-1].mT.reshape(batch, heads, size, size)
 
 
-def recurrent(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+def recurrent(
+    r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor, keep: Tensor
+) -> tuple[Tensor, Tensor]:
     """The definition of `chunked`, token by token; any T (keep then covers ceil(T / 16) chunks)."""
     decay, outputs = torch.exp(DECAY_LIMIT * torch.sigmoid(w)), []
     for t in range(r.shape[1]):
@@ -141,6 +145,26 @@ def previous(x: Tensor, carry: Tensor, inside: Tensor) -> Tensor:
 
 class TimeMix(nn.Module):
     """The attention's stand-in. Parameter names and shapes are the published ones."""
+
+    x_r: nn.Parameter
+    x_w: nn.Parameter
+    x_k: nn.Parameter
+    x_v: nn.Parameter
+    x_a: nn.Parameter
+    x_g: nn.Parameter
+    w0: nn.Parameter
+    w1: nn.Parameter
+    w2: nn.Parameter
+    a0: nn.Parameter
+    a1: nn.Parameter
+    a2: nn.Parameter
+    v0: nn.Parameter
+    v1: nn.Parameter
+    v2: nn.Parameter
+    receptance: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    output: nn.Linear
 
     def __init__(self, shape: Shape, first: bool) -> None:
         super().__init__()
@@ -161,12 +185,16 @@ class TimeMix(nn.Module):
             self.add_module(name, nn.Linear(width, width, bias=False))
         self.ln_x = nn.GroupNorm(self.heads, width, eps=64e-5)
 
-    def forward(self, x: Tensor, shift: Tensor, state: Tensor, v_first: Tensor | None, keep: Tensor, inside: Tensor):  # noqa: ANN201
+    def forward(
+        self, x: Tensor, shift: Tensor, state: Tensor, v_first: Tensor | None, keep: Tensor, inside: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(output [B, T, C], v_first, new state) of normalised x; shift [B, C] is the token before."""
         batch, length, width = x.shape
         heads = (batch, length, self.heads, HEAD)
         delta = previous(x, shift, inside) - x
-        r_in, w_in, k_in, v_in, a_in, g_in = (x + delta * p for p in (self.x_r, self.x_w, self.x_k, self.x_v, self.x_a, self.x_g))
+        r_in, w_in, k_in, v_in, a_in, g_in = (
+            x + delta * p for p in (self.x_r, self.x_w, self.x_k, self.x_v, self.x_a, self.x_g)
+        )
         r, k, v = (f(one).to(x.dtype) for f, one in ((self.receptance, r_in), (self.key, k_in), (self.value, v_in)))
         w = self.w0 + (torch.tanh(w_in @ self.w1) @ self.w2).to(x.dtype)
         rate = torch.sigmoid(self.a0 + ((a_in @ self.a1) @ self.a2).to(x.dtype)).view(heads)
@@ -206,7 +234,9 @@ class Block(nn.Module):
         self.ln1, self.ln2 = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
         self.att, self.ffn = TimeMix(shape, first), ChannelMix(shape)
 
-    def forward(self, x: Tensor, shift: Tensor, state: Tensor, v_first: Tensor | None, keep: Tensor, inside: Tensor):  # noqa: ANN201
+    def forward(
+        self, x: Tensor, shift: Tensor, state: Tensor, v_first: Tensor | None, keep: Tensor, inside: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """shift: [2, B, C], the last normalised inputs of both mixes. Returns (x, v_first, shift, state)."""
         if v_first is None:
             x = self.ln0(x)
@@ -235,7 +265,9 @@ class RWKV7(nn.Module):
         shift = torch.zeros(layers, 2, batch, width, dtype=like.dtype, device=like.device)
         return shift, torch.zeros(layers, batch, width // HEAD, HEAD, HEAD, dtype=like.dtype, device=like.device)
 
-    def forward(self, ids: Tensor, state: tuple[Tensor, Tensor], starts: Tensor | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, ids: Tensor, state: tuple[Tensor, Tensor], starts: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Hidden states [B, T, C] before the head, and the new state; starts [B, T] marks first tokens of documents."""
         batch, length = ids.shape
         x = self.emb(ids)

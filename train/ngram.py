@@ -1,8 +1,8 @@
 """An order-5 byte n-gram model: the next byte from the five before it, interpolated modified Kneser-Ney.
 
-P_n(s | c) = max(count(c s) - D(count), 0) / count(c) + gamma(c) P_{n-1}(s | c without its first byte), down to a uniform
-base. Below the highest order, counts are the numbers of different bytes seen before c s. The three discounts of each
-order come from its counts of counts (Chen and Goodman 1999, "An empirical study of smoothing techniques").
+P_n(s | c) = max(count(c s) - D(count), 0) / count(c) + gamma(c) P_{n-1}(s | c without its first byte), down to a
+uniform base. Below the highest order, counts are the numbers of different bytes seen before c s. The three discounts
+of each order come from its counts of counts (Chen and Goodman 1999, "An empirical study of smoothing techniques").
 A document begins after five zero bytes and ends with one, which is predicted like any byte.
 """
 

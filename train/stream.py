@@ -45,10 +45,10 @@ def pack_rows(tokens: np.ndarray, lengths: np.ndarray, batch: int, length: int) 
         rows[row].append(int(number))
         sizes[row] += -(-(lengths[number] + 1) // CHUNK) * CHUNK
     stream = np.full((batch, -(-int(sizes.max()) // length) * length), PAD, dtype=np.uint16)
-    for row, numbers in zip(stream, rows, strict=True):
+    for index, numbers in enumerate(rows):
         if numbers:
             packed = pack(tokens, lengths, np.array(numbers))
-            row[: len(packed)] = packed
+            stream[index, : len(packed)] = packed
     return stream.reshape(-1)
 
 
@@ -73,7 +73,7 @@ class Stream:
         self.data[-1] = PAD
 
     def next(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids, targets with -100 where there is none, document starts), each [batch, length]; moves on by one window."""
+        """(ids, targets or -100, document starts), each [batch, length]; moves on by one window."""
         window = self.data[self.offsets + self.position].long()
         self.position += self.length
         ids, targets = window[:, :-1], window[:, 1:]

@@ -58,7 +58,9 @@ class Trainer:
             for block in model.blocks:
                 block.compile()
 
-    def forward(self, window: tuple[Tensor, Tensor, Tensor], state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, window: tuple[Tensor, Tensor, Tensor], state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """(mean loss of a window (ids, targets, starts), the state after it)."""
         ids, targets, starts = window
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
@@ -123,7 +125,13 @@ def export(model: RWKV7, path: Path) -> None:
             path.with_suffix(f".part{number}").write_bytes(data[begin : begin + PART])
 
 
-def train(trainer: Trainer, advance: Callable[[], None], held: Stream, epochs: Callable[[int], np.ndarray], args: argparse.Namespace) -> list[dict]:
+def train(
+    trainer: Trainer,
+    advance: Callable[[], None],
+    held: Stream,
+    epochs: Callable[[int], np.ndarray],
+    args: argparse.Namespace,
+) -> list[dict]:
     """The loop: time-based rate, epochs in new orders prepared beside it, a log line every few seconds."""
     log, steps, begin = [], 0, time.monotonic()
     due_log, due_save = 0.0, args.save_every
@@ -142,7 +150,9 @@ def train(trainer: Trainer, advance: Callable[[], None], held: Stream, epochs: C
                 if not math.isfinite(loss):
                     raise FloatingPointError(f"the loss is {loss} after {steps} steps")
                 if elapsed >= due_log:
-                    log.append({"seconds": round(elapsed, 1), "step": steps, "loss": round(loss, 4), "norm": round(norm, 3)})
+                    log.append(
+                        {"seconds": round(elapsed, 1), "step": steps, "loss": round(loss, 4), "norm": round(norm, 3)}
+                    )
                     print(log[-1], flush=True)
                     due_log = elapsed + args.seconds / 50
             if elapsed >= due_save:
@@ -187,7 +197,8 @@ def main() -> None:
     model = RWKV7(Shape(layers=args.layers, width=args.width, vocab=args.vocab))
     initialise(model)
     model.to(device)
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters on {device}, {len(tokens) / 1e6:.1f} M tokens", flush=True)
+    size = sum(p.numel() for p in model.parameters())
+    print(f"{size / 1e6:.2f} M parameters on {device}, {len(tokens) / 1e6:.1f} M tokens", flush=True)
     trainer = Trainer(model, Stream(epochs(0), args.batch, args.length, device), device, args.compile)
     held = Stream(pack_rows(held_tokens, held_lengths, args.batch, args.length), args.batch, args.length, device)
     advance = trainer.recorded() if args.graph else trainer.step
@@ -196,7 +207,9 @@ def main() -> None:
     export(model, args.out / "model.safetensors")
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    (args.out / "log.json").write_text(json.dumps({"settings": settings, "peak_bytes": peak, "log": log}, indent=1) + "\n")
+    (args.out / "log.json").write_text(
+        json.dumps({"settings": settings, "peak_bytes": peak, "log": log}, indent=1) + "\n"
+    )
     print({**log[-1], "peak_bytes": peak}, flush=True)
 
 

@@ -75,7 +75,10 @@ def choose(texts: list[str], size: int, scratch: Path) -> list[bytes]:
         best = sorted(worth, key=lambda t: (-worth[t], t))[: max(target, size) - len(bytes_)]
         kept = [*bytes_, *best]
         write_vocab(scratch, kept)
-        print(f"{len(kept):6} tokens; the round before: {sum(map(len, texts)) / counts.total():.3f} characters a token", flush=True)
+        print(
+            f"{len(kept):6} tokens; the round before: {sum(map(len, texts)) / counts.total():.3f} characters a token",
+            flush=True,
+        )
     return kept
 
 
@@ -107,7 +110,9 @@ def main() -> None:
         packed = tokens.tobytes() + lengths.tobytes() + np.int64(len(lengths)).tobytes()
         (args.tokens / f"{name}.xz").write_bytes(lzma.compress(packed, preset=4))
         size = sum(len(text.encode()) for text in group)
-        print(f"{name}: {len(lengths)} documents, {size / 1e6:.1f} MB, {len(tokens) / 1e6:.2f} M tokens, {size / len(tokens):.3f} bytes a token")
+        print(
+            f"{name}: {len(lengths)} documents, {size} bytes, {len(tokens)} tokens, {size / len(tokens):.3f} bytes each"
+        )
 
 
 if __name__ == "__main__":

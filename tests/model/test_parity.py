@@ -28,7 +28,11 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 @pytest.fixture(scope="module")
 def peer_class():
     os.environ |= {"RWKV_V7_ON": "1", "RWKV_JIT_ON": "0", "RWKV_CUDA_ON": "0"}
-    return pytest.importorskip("rwkv.model", reason="script/setup installs rwkv").RWKV
+    precise = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    from rwkv.model import RWKV  # turns TF32 on for the whole process, which is no business of ours
+
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = precise
+    return RWKV
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

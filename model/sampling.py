@@ -78,7 +78,9 @@ class Sampler:
         """``allowed``: bool [vocab_size], the ids that may be drawn (``Tokenizer.allowed``). Raises ValueError where it
         has another shape or allows nothing."""
         if allowed.shape != (vocab_size,) or allowed.dtype != torch.bool or not allowed.any():
-            raise ValueError(f"allowed: wanted bool [{vocab_size}] with a true value, got {allowed.dtype} {list(allowed.shape)}")
+            raise ValueError(
+                f"allowed: wanted bool [{vocab_size}] with a true value, got {allowed.dtype} {list(allowed.shape)}"
+            )
         self._allowed = int(allowed.nonzero()[0])
         self._mask = torch.zeros(vocab_size, device=device).masked_fill_(~allowed.to(device), -math.inf)
         self._numbers = torch.zeros(rows, 5, dtype=torch.float64, device=device)  # as _Row takes them apart
@@ -91,7 +93,13 @@ class Sampler:
     def set_row(self, row: int, params: SamplingParams, drawn: Sequence[int] = ()) -> None:
         """Begin a sequence in ``row``. ``drawn``: ids that it has drawn already; it goes on as if it had been here."""
         assert params.seed is not None
-        numbers = params.temperature, params.top_p, params.presence_penalty, params.frequency_penalty, params.penalty_decay
+        numbers = (
+            params.temperature,
+            params.top_p,
+            params.presence_penalty,
+            params.frequency_penalty,
+            params.penalty_decay,
+        )
         top_k = min(params.top_k, self._counts.shape[1]) or self._counts.shape[1]
         self._numbers[row] = torch.tensor(numbers, dtype=torch.float64)
         self._integers[row] = torch.tensor((top_k, _signed(params.seed), len(drawn)))
@@ -115,6 +123,12 @@ class Sampler:
         Returns ids int64 [B], and bool [B]: false where a logit of the row is NaN or infinite; its id is an allowed
         one that means nothing. Both are on the device, nothing is waited for.
         """
+        parts = zip(logits.split(ROWS_AT_ONCE), rows.split(ROWS_AT_ONCE), strict=True)
+        ids, finite = zip(*(self._sample(*part) for part in parts), strict=True)
+        return torch.cat(ids), torch.cat(finite)
+
+    def _sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.float()
         finite = logits.amin(dim=1).isfinite() & logits.amax(dim=1).isfinite()
         logits = logits + self._mask
         row = _Row(self._numbers[rows], self._integers[rows])
@@ -123,7 +137,7 @@ class Sampler:
             logits -= row.presence * counts.sign() + row.frequency * counts
         top, ids = logits.max(dim=1)  # of several largest ones the first
         if self._any_drawn:
-            ids = torch.where(row.greedy, ids, self._draw(logits - top[:, None], row))
+            ids = torch.where(row.greedy, ids, self._draw(logits.sub_(top[:, None]), row))
         ids = torch.where(finite, ids, self._allowed)
         if counts is not None:
             self._counts[rows] = counts.mul_(row.decay).scatter_add_(1, ids[:, None], torch.ones_like(row.decay))
@@ -139,7 +153,7 @@ class Sampler:
         self._any_top_p = any(one.top_p < 1 for one in params)
 
     def _draw(self, below: Tensor, row: "_Row") -> Tensor:
-        """Ids int64 [B] by the inverse of the cumulated weights. ``below``: logits less the row's largest, [B, V], which
+        """Ids int64 [B] by the inverse of the cumulated weights. ``below`` [B, V]: logits less the row's largest; it
         is written over. A row that is not finite gets some id from 0 to V - 1."""
         # Floats of one sign are ordered as their bits are: a key is the larger, the likelier its id is.
         keys = below.abs().view(torch.int32).neg_().add_(_INFINITY).clamp_(min=0)
@@ -156,13 +170,14 @@ class Sampler:
         return torch.searchsorted(sums, torch.minimum(at, total - 1)[:, None], right=True)[:, 0]
 
 
+ROWS_AT_ONCE = 128  # bounds the memory for intermediate results; rows are independent, so it shows nowhere else
 SCALE = 2.0**44  # the weight of the most likely id; 2^17 of them still add up below 2^63
 _INFINITY = 0x7F800000  # the bits of float32 infinity
 _TINY = 1e-30  # a temperature so low that only ties with the largest logit are left
 
 
 class _Row:
-    """The parameters of the batch's rows, taken apart; [B] where they meet sums, float32 [B, 1] where they meet logits."""
+    """The parameters of the batch's rows, taken apart: [B] beside sums, float32 [B, 1] beside logits."""
 
     def __init__(self, numbers: Tensor, integers: Tensor) -> None:
         temperature, self.top_p, presence, frequency, decay = numbers.unbind(1)
@@ -175,18 +190,20 @@ class _Row:
 def _threshold(keys: Tensor, amounts: Tensor, wanted: Tensor) -> Tensor:
     """The largest key at and above which the amounts add up to ``wanted``, as int32 [B, 1].
 
-    keys int32 [B, V], 0 to 0x7F800000; amounts int64 [B, V]; wanted int64 [B], 1 to the sum of all. Two histograms, of
-    the upper 15 and of the lower 16 bits, take the place of a sort: it would be the slowest step by far on a CPU.
+    keys int32 [B, V], 0 to 0x7F800000; amounts int64 [B, V]; wanted int64 [B], 1 to the sum of all. Digit by digit from
+    the highest, by a histogram of each: a sort would be the slowest step by far on a CPU.
     """
-    upper = keys >> 16
     spare = (amounts.sum(dim=1) - wanted)[:, None]  # what may lie below
-    sums = _histogram(upper, amounts, 1 << 15)
-    bin_ = torch.searchsorted(sums, spare, right=True)
-    spare = spare - torch.where(bin_ > 0, sums.gather(1, (bin_ - 1).clamp(min=0)), 0)
-    bin_ = bin_.to(torch.int32)
-    here = upper.bitwise_xor_(bin_).sub_(1).bitwise_right_shift_(31)  # all ones where equal: far faster than a mask of bool
-    sums = _histogram(keys & 0xFFFF, amounts & here.long(), 1 << 16)
-    return bin_ << 16 | torch.searchsorted(sums, spare, right=True).to(torch.int32)
+    found = torch.zeros_like(spare, dtype=torch.int32)
+    for shift, size in ((20, 2048), (10, 1024), (0, 1024)):
+        digits = keys >> shift
+        sums = _histogram(digits & (size - 1), amounts, size)
+        digit = torch.searchsorted(sums, spare, right=True)
+        spare = spare - torch.where(digit > 0, sums.gather(1, (digit - 1).clamp_(min=0)), 0)
+        found = found * size + digit.to(torch.int32)
+        # Of the others' amounts nothing is left. Bits are many times faster here than a mask of bool.
+        amounts = amounts & digits.bitwise_xor_(found).sub_(1).bitwise_right_shift_(31).long()
+    return found
 
 
 def _at_least(keys: Tensor, threshold: Tensor) -> Tensor:

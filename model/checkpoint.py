@@ -74,12 +74,16 @@ def _find(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise CheckpointError(f"{path}: found no file, wanted a .pth or .safetensors file, a directory with one, or a URL")
+        raise CheckpointError(
+            f"{path}: found no file, wanted a .pth or .safetensors file, a directory with one, or a URL"
+        )
     found = sorted(entry for entry in path.iterdir() if entry.suffix in SUFFIXES and entry.is_file())
     if len(found) != 1:
         there = found or sorted(path.iterdir())
         names = ", ".join(entry.name for entry in there[:20]) or "nothing"
-        raise CheckpointError(f"{path}: found {names}, wanted exactly one .pth or .safetensors file; name the file itself")
+        raise CheckpointError(
+            f"{path}: found {names}, wanted exactly one .pth or .safetensors file; name the file itself"
+        )
     return found[0]
 
 
@@ -87,7 +91,9 @@ def _vocabulary_beside(path: Path) -> Path | None:
     found = sorted(entry for entry in path.parent.glob("*vocab*.txt") if entry.is_file())
     if len(found) > 1:
         names = ", ".join(entry.name for entry in found)
-        raise CheckpointError(f"{path.name}: found {names} beside it, wanted one vocabulary file at most; move the others away")
+        raise CheckpointError(
+            f"{path.name}: found {names} beside it, wanted one vocabulary file at most; move the others away"
+        )
     return found[0] if found else None
 
 
@@ -103,7 +109,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise CheckpointError(f"{path.name}: found an empty file, wanted a checkpoint; fetch it again")
     if head.startswith(b"version https://git-lfs"):
         raise CheckpointError(
-            f"{path.name}: found a Git LFS pointer of {size} bytes, wanted the checkpoint itself; run `git lfs pull` in its repository"
+            f"{path.name}: found a Git LFS pointer of {size} bytes, wanted the checkpoint; run `git lfs pull` there"
         )
     if head.startswith(b"PK\x03\x04"):
         return _read_pth(path, mmap=True)
@@ -111,15 +117,19 @@ def _read(path: Path) -> Mapping[str, Any]:
         return _read_pth(path, mmap=False)  # the format before torch 1.6 cannot be mapped
     if head[8:9] == b"{":
         return _read_safetensors(path)
-    raise CheckpointError(f"{path.name}: found {size} bytes that begin with {head[:12]!r}, wanted a .pth or .safetensors checkpoint")
+    raise CheckpointError(
+        f"{path.name}: found {size} bytes that begin with {head[:12]!r}, wanted a .pth or .safetensors checkpoint"
+    )
 
 
 def _read_safetensors(path: Path) -> Mapping[str, Any]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118: it is not a mapping
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no mapping)
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path.name}: found a damaged or truncated .safetensors file ({_first_line(error)}); fetch it again") from None
+        raise CheckpointError(
+            f"{path.name}: found a damaged or truncated .safetensors file ({_first_line(error)}); fetch it again"
+        ) from None
 
 
 def _read_pth(path: Path, mmap: bool) -> Mapping[str, Any]:
@@ -135,7 +145,9 @@ def _read_pth(path: Path, mmap: bool) -> Mapping[str, Any]:
     except CheckpointError:
         raise
     except Exception as error:  # the unpickler meets any bytes at all, and says so in many types
-        raise CheckpointError(f"{path.name}: found a damaged or truncated .pth file ({_first_line(error)}); fetch it again") from None
+        raise CheckpointError(
+            f"{path.name}: found a damaged or truncated .pth file ({_first_line(error)}); fetch it again"
+        ) from None
 
 
 def _check_zip(path: Path) -> None:
@@ -143,7 +155,9 @@ def _check_zip(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         packed = next((info.filename for info in archive.infolist() if info.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:
-        raise CheckpointError(f"{path.name}: found {packed} compressed, wanted a .pth as torch.save writes it; save it again")
+        raise CheckpointError(
+            f"{path.name}: found {packed} compressed, wanted a .pth as torch.save writes it; save it again"
+        )
 
 
 def _without_module(tensors: Any, path: Path) -> dict[str, Tensor]:
@@ -161,7 +175,9 @@ def _without_module(tensors: Any, path: Path) -> dict[str, Tensor]:
 
 def _check_tensor(key: str, tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
-        raise CheckpointError(f"{key}: found a {type(tensor).__name__}, wanted a tensor; save the model's state_dict() by itself")
+        raise CheckpointError(
+            f"{key}: found a {type(tensor).__name__}, wanted a tensor; save the model's state_dict() by itself"
+        )
     if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
         kind = str(tensor.dtype if tensor.dtype not in DTYPES else tensor.layout).removeprefix("torch.")
         raise CheckpointError(f"{key}: found {kind}, wanted float32, float16 or bfloat16; convert the checkpoint")
@@ -171,7 +187,9 @@ def _reason(error: Exception) -> str:
     """Which name a refused pickle asked for, out of torch's page of advice."""
     text = str(error)
     name = re.search(r"GLOBAL (\S+)", text)
-    return f"it asks for {name[1]}" if name else text.rpartition("WeightsUnpickler error: ")[2].split("\n")[0].rstrip(" .")
+    return (
+        f"it asks for {name[1]}" if name else text.rpartition("WeightsUnpickler error: ")[2].split("\n")[0].rstrip(" .")
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -79,7 +79,9 @@ def _sizes(shapes: Shapes) -> Config:
     vocab, width = _matrix(shapes, "emb.weight", "[vocabulary, width]")
     heads, head_size = _matrix(shapes, "blocks.0.att.r_k", "[width / 64, 64]")
     if head_size != HEAD_SIZE or heads * head_size != width:
-        raise _mismatch("blocks.0.att.r_k", (heads, head_size), (width // HEAD_SIZE, HEAD_SIZE), "; only head size 64 is supported")
+        raise _mismatch(
+            "blocks.0.att.r_k", (heads, head_size), (width // HEAD_SIZE, HEAD_SIZE), "; only head size 64 is supported"
+        )
     layers = 1 + max(int(key.split(".")[1]) for key in shapes if re.match(r"blocks\.\d+\.", key))
     value = "blocks.1.att.v1" if layers > 1 else "blocks.0.att.v1"
     return Config(
@@ -146,12 +148,16 @@ def _mismatch(key: str, found: Shape | None, wanted: Shape | str | None, why: st
     def words(shape: Shape | str | None) -> str:
         return shape if isinstance(shape, str) else "no such tensor" if shape is None else str(list(shape))
 
-    return CheckpointError(f"{key}: found {words(found)}, wanted {words(wanted)}{why} (the checkpoint looks like RWKV-7)")
+    return CheckpointError(
+        f"{key}: found {words(found)}, wanted {words(wanted)}{why} (the checkpoint looks like RWKV-7)"
+    )
 
 
 def _not_rwkv7(shapes: Shapes, version: str) -> CheckpointError:
     if not shapes:
-        return CheckpointError("emb.weight: found no tensor at all, wanted [vocabulary, width] (the file holds no model)")
+        return CheckpointError(
+            "emb.weight: found no tensor at all, wanted [vocabulary, width] (the file holds no model)"
+        )
     pattern = next((pattern for pattern, name in _SIGNS if name == version), "")
     key = next(key for key in shapes if re.search(pattern, key))
     return CheckpointError(

@@ -121,7 +121,9 @@ class _Download:
                 if not self._is_there():
                     self._download()
         except OSError as error:
-            raise DownloadError(f"{_shown(self.url)}: cannot be kept in {self.file.parent}: {error.strerror or error}") from None
+            raise DownloadError(
+                f"{_shown(self.url)}: cannot be kept in {self.file.parent}: {error.strerror or error}"
+            ) from None
         return self.file
 
     def _is_there(self) -> bool:
@@ -141,7 +143,9 @@ class _Download:
                 except (_Interrupted, httpx.TransportError) as error:
                     failures = 1 if self._part_size() > before else failures + 1
                     if failures >= ATTEMPTS:
-                        raise DownloadError(f"{_shown(self.url)}: {error or type(error).__name__}; gave up after {ATTEMPTS} attempts") from None
+                        raise DownloadError(
+                            f"{_shown(self.url)}: {error or type(error).__name__}; gave up after {ATTEMPTS} attempts"
+                        ) from None
                     time.sleep(BACKOFF * 2 ** (failures - 1))
                 except (httpx.HTTPError, httpx.InvalidURL) as error:
                     raise DownloadError(f"{_shown(self.url)}: {error}") from None
@@ -166,7 +170,7 @@ class _Download:
             said = self._described(response)
             if response.status_code != 206:
                 have = 0
-            elif said.validator != note.validator or _range_start(response) != have:  # type: ignore[union-attr]
+            elif note is None or said != note or _range_start(response) != have:
                 self.part.unlink(missing_ok=True)
                 raise _Interrupted("the server's file changed in between")
             self._check_space(said, have)
@@ -186,25 +190,39 @@ class _Download:
         """What this answer says of the whole file."""
         headers = response.headers
         if headers.get("Content-Encoding", "identity") != "identity":
-            raise DownloadError(f"{_shown(self.url)}: found Content-Encoding {headers['Content-Encoding']}, wanted the file as it is")
+            raise DownloadError(
+                f"{_shown(self.url)}: found Content-Encoding {headers['Content-Encoding']}, wanted the file as it is"
+            )
         etag = headers.get("ETag", "")
         validator = etag if etag.startswith('"') else headers.get("Last-Modified", "")
-        total = headers.get("Content-Range", "").rpartition("/")[2] if response.status_code == 206 else headers.get("Content-Length", "")
+        total = (
+            headers.get("Content-Range", "").rpartition("/")[2]
+            if response.status_code == 206
+            else headers.get("Content-Length", "")
+        )
         size = int(total) if total.isdecimal() else None
         if size is None and headers.get("Transfer-Encoding") != "chunked" and self.wanted_sha256 is None:
             raise DownloadError(
-                f"{_shown(self.url)}: found an answer without a length, so a cut would not show; add #sha256= and the file's digest"
+                f"{_shown(self.url)}: found an answer without a length, in which a cut would not show; add #sha256="
             )
         return _Note(self.url, validator, size)
 
     def _check_space(self, said: _Note, have: int) -> None:
         free, missing = shutil.disk_usage(self.file.parent).free, (said.size or 0) - have
         if missing > free:
-            raise DownloadError(f"{_shown(self.url)}: found {free} bytes free in {self.file.parent}, wanted {missing}; make room")
+            raise DownloadError(
+                f"{_shown(self.url)}: found {free} bytes free in {self.file.parent}, wanted {missing}; make room"
+            )
 
     def _receive(self, response: httpx.Response, have: int, said: _Note) -> None:
         bar = tqdm(
-            total=said.size, initial=have, desc=self.file.name, unit="B", unit_scale=True, disable=not self.progress, file=sys.stderr
+            total=said.size,
+            initial=have,
+            desc=self.file.name,
+            unit="B",
+            unit_scale=True,
+            disable=not self.progress,
+            file=sys.stderr,
         )
         with bar, self.part.open("r+b" if have else "wb") as file:
             file.seek(have)
@@ -222,7 +240,9 @@ class _Download:
         size = self._part_size()
         if note.size is not None and size != note.size:
             self.part.unlink()
-            raise DownloadError(f"{_shown(self.url)}: found {size} bytes, wanted {note.size}; it was thrown away, try again")
+            raise DownloadError(
+                f"{_shown(self.url)}: found {size} bytes, wanted {note.size}; it was thrown away, try again"
+            )
         note.size, note.sha256 = size, file_sha256(self.part)
         if self.wanted_sha256 not in (None, note.sha256):
             self.part.unlink()
@@ -232,7 +252,7 @@ class _Download:
             )
         self.file.unlink(missing_ok=True)
         note.write(self.note_path)
-        os.replace(self.part, self.file)
+        self.part.replace(self.file)
 
 
 def _range_start(response: httpx.Response) -> int | None:
@@ -264,10 +284,12 @@ def _fetch_from_hub(url: str, sha256: str | None, cache: Path | None, progress: 
         raise DownloadError(f"{url}: {' '.join(str(error).split())[:300]}") from None
     found = file_sha256(path) if sha256 else None
     if found != sha256:
-        raise DownloadError(f"{url}: found sha256 {found}, wanted {sha256}; check the digest, or delete {path} and try again")
+        raise DownloadError(
+            f"{url}: found sha256 {found}, wanted {sha256}; check the digest, or delete {path} and try again"
+        )
     return path
 
 
 class _SilentBar(tqdm):
     def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[arg-type]
+        super().__init__(*args, **{**kwargs, "disable": True})

@@ -1,4 +1,4 @@
-"""Errors that a person can do something about. Each is one line: what is wrong, what was found and wanted, what to do."""
+"""Errors that a person can do something about. Each is one line: what was found, what was wanted, what to do."""
 
 from typing import ClassVar
 

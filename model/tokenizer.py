@@ -49,7 +49,9 @@ class Tokenizer:
             return self._encoder.encode(text)
         except UnicodeEncodeError as error:
             character = ord(text[error.start])
-            raise RequestError(field, f"character {error.start} is U+{character:04X}, half of a surrogate pair; send whole characters") from None
+            raise RequestError(
+                field, f"character {error.start} is U+{character:04X}, half of a surrogate pair; send whole characters"
+            ) from None
         except Exception:
             raise
         except BaseException as error:  # a panic in Rust; nothing but this must come of it
@@ -76,8 +78,8 @@ class Tokenizer:
         """
         if self.defined[-1] >= vocab_size:
             raise VocabularyError(
-                f"the vocabulary goes up to id {self.defined[-1]}, wanted {vocab_size - 1} at most, the last of the model's "
-                "ids; use the vocabulary that belongs to the checkpoint"
+                f"the vocabulary goes up to id {self.defined[-1]}, wanted {vocab_size - 1} at most, the model's last; "
+                "use the vocabulary that belongs to the checkpoint"
             )
         mask = torch.zeros(vocab_size, dtype=torch.bool)
         mask[self.defined] = True
@@ -110,7 +112,9 @@ def _read(path: Path) -> dict[int, bytes]:
     except OSError as error:
         raise VocabularyError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise VocabularyError(f"{path.name}: found a byte that is no UTF-8 at {error.start}, wanted a vocabulary file") from None
+        raise VocabularyError(
+            f"{path.name}: found a byte that is no UTF-8 at {error.start}, wanted a vocabulary file"
+        ) from None
     if lines[-1] == "":
         del lines[-1]
     tokens: dict[int, bytes] = {}
@@ -128,7 +132,8 @@ def _read(path: Path) -> dict[int, bytes]:
     missing = [f"{byte:#04x}" for byte in range(256) if bytes([byte]) not in line_of]
     if missing:
         raise VocabularyError(
-            f"{path.name}: found {256 - len(missing)} of the 256 single bytes, wanted all of them; {', '.join(missing[:5])} missing"
+            f"{path.name}: found {256 - len(missing)} of the 256 single bytes, wanted all; "
+            f"without {', '.join(missing[:5])}"
         )
     return tokens
 
@@ -167,7 +172,9 @@ def _encoder_of(tokens: dict[int, bytes], path: Path) -> RWKVTokenizer:
         encoder = _encoder(plain)
     for token, text in tokens.items():
         if _is_text(text) and encoder.encode(text.decode()) != [token]:
-            raise VocabularyError(f"{path.name}: the encoder does not know id {token}, {text!r}; take it out of the file")
+            raise VocabularyError(
+                f"{path.name}: the encoder does not know id {token}, {text!r}; take it out of the file"
+            )
     return encoder
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -56,21 +56,31 @@ class _Handler(BaseHTTPRequestHandler):
         site, path = self.site, self.path.lstrip("/").partition("?")[0]
         site.requests.append((self.command, path, self.headers.get("Range")))
         if site.statuses:
-            return self._plain(site.statuses.pop(0))
-        if path not in site.files:
-            return self._plain(404)
-        body = site.files[path]
+            self._plain(site.statuses.pop(0))
+        elif path not in site.files:
+            self._plain(404)
+        else:
+            self._file(site.files[path], send_body)
+
+    def _file(self, body: bytes, send_body: bool) -> None:
+        site = self.site
         etag = f'"{hashlib.md5(body).hexdigest()}"' if site.etag is None else site.etag
         start = self._start(body, etag, self.headers)
         if start is not None and start >= len(body):
-            return self._plain(416, {"Content-Range": f"bytes */{len(body)}"})
-        headers = {"Content-Length": str(site.length or len(body) - (start or 0)), "ETag": etag, "Accept-Ranges": "bytes"}
+            self._plain(416, {"Content-Range": f"bytes */{len(body)}"})
+            return
+        headers = {
+            "Content-Length": str(site.length or len(body) - (start or 0)),
+            "ETag": etag,
+            "Accept-Ranges": "bytes",
+        }
         if start is not None:
             headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
         self._head(200 if start is None else 206, headers | site.headers)
         if send_body:
             rest = body[start or 0 :]
-            self.wfile.write(rest[: site.cuts.pop(0)] if site.cuts else rest)
+            with suppress(ConnectionError):  # the client has seen enough
+                self.wfile.write(rest[: site.cuts.pop(0)] if site.cuts else rest)
 
     def _start(self, body: bytes, etag: str, asked: Message) -> int | None:
         """The first byte of a range that is to be answered as one."""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from model import checkpoint
-from model.config import Config, guess_version
-from model.errors import CheckpointError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from model import checkpoint
+from model.config import Config, guess_version
+from model.errors import CheckpointError
 from tests import tiny
 
 SHAPE = tiny.Shape(vocab=300)
@@ -106,16 +106,30 @@ def test_vectors_may_be_flat(tmp_path: Path, tensors: Tensors) -> None:
         ("blocks.1.att.v0", None, "blocks.1.att.v0: found no such tensor, wanted [128]"),
         ("blocks.1.att.v1", None, "blocks.1.att.v1: found no such tensor, wanted [width, rank]"),
         ("blocks.1.att.x_r", torch.zeros(1, 128, 1), "blocks.1.att.x_r: found [1, 128, 1], wanted [128]"),
-        ("blocks.1.att.key.weight", torch.zeros(128, 64), "blocks.1.att.key.weight: found [128, 64], wanted [128, 128]"),
-        ("blocks.0.ffn.key.weight", torch.zeros(100, 128), "blocks.0.ffn.value.weight: found [128, 512], wanted [128, 100]"),
+        (
+            "blocks.1.att.key.weight",
+            torch.zeros(128, 64),
+            "blocks.1.att.key.weight: found [128, 64], wanted [128, 128]",
+        ),
+        (
+            "blocks.0.ffn.key.weight",
+            torch.zeros(100, 128),
+            "blocks.0.ffn.value.weight: found [128, 512], wanted [128, 100]",
+        ),
         ("head.weight", torch.zeros(299, 128), "head.weight: found [299, 128], wanted [300, 128]"),
         ("emb.weight", torch.zeros(0, 128), "emb.weight: found [0, 128], wanted [vocabulary, width]"),
-        ("blocks.0.att.r_k", torch.zeros(1, 128), "blocks.0.att.r_k: found [1, 128], wanted [2, 64]; only head size 64"),
+        (
+            "blocks.0.att.r_k",
+            torch.zeros(1, 128),
+            "blocks.0.att.r_k: found [1, 128], wanted [2, 64]; only head size 64",
+        ),
         ("blocks.0.att.new", torch.zeros(3), "blocks.0.att.new: found [3], wanted no such tensor"),
         ("blocks.7000000000.ln1.bias", torch.zeros(3), "blocks.2.ln1.weight: found no such tensor, wanted [128]"),
     ],
 )
-def test_each_wrong_tensor_is_named(tmp_path: Path, tensors: Tensors, key: str, change: Tensor | None, says: str) -> None:
+def test_each_wrong_tensor_is_named(
+    tmp_path: Path, tensors: Tensors, key: str, change: Tensor | None, says: str
+) -> None:
     if change is None:
         del tensors[key]
     else:
@@ -124,7 +138,9 @@ def test_each_wrong_tensor_is_named(tmp_path: Path, tensors: Tensors, key: str, 
     assert says in message and message.startswith("E100 model.pth: ") and "looks like RWKV-7" in message
 
 
-@pytest.mark.parametrize(("layer", "says"), [(0, "blocks.0.att.r_k"), (1, "blocks.1.att.v1"), (2, "blocks.2.ln1.weight")])
+@pytest.mark.parametrize(
+    ("layer", "says"), [(0, "blocks.0.att.r_k"), (1, "blocks.1.att.v1"), (2, "blocks.2.ln1.weight")]
+)
 def test_a_missing_layer_is_named(tmp_path: Path, layer: int, says: str) -> None:
     tensors = tiny.tensors(tiny.Shape(layers=4, vocab=300))
     kept = {key: tensor for key, tensor in tensors.items() if not key.startswith(f"blocks.{layer}.")}
@@ -138,8 +154,22 @@ def test_head_size_128_is_refused(tmp_path: Path, tensors: Tensors) -> None:
 
 OTHERS = {
     "RWKV-4": ["att.time_decay", "att.time_first", "att.time_mix_k", "att.receptance.weight", "ffn.time_mix_k"],
-    "RWKV-5": ["att.time_decay", "att.time_faaaa", "att.time_mix_k", "att.time_mix_g", "att.gate.weight", "att.ln_x.weight"],
-    "RWKV-6": ["att.time_maa_x", "att.time_maa_w1", "att.time_decay", "att.time_faaaa", "att.gate.weight", "att.ln_x.weight"],
+    "RWKV-5": [
+        "att.time_decay",
+        "att.time_faaaa",
+        "att.time_mix_k",
+        "att.time_mix_g",
+        "att.gate.weight",
+        "att.ln_x.weight",
+    ],
+    "RWKV-6": [
+        "att.time_maa_x",
+        "att.time_maa_w1",
+        "att.time_decay",
+        "att.time_faaaa",
+        "att.gate.weight",
+        "att.ln_x.weight",
+    ],
     "RWKV-7 with DeepEmbed": ["att.r_k", "att.x_r", "ffn.s_emb.weight", "ffn.s1"],
 }
 
@@ -148,7 +178,11 @@ OTHERS = {
 def test_another_version_is_guessed(tmp_path: Path, version: str) -> None:
     tensors = {"emb.weight": torch.zeros(300, 128)} | {f"blocks.0.{key}": torch.zeros(128) for key in OTHERS[version]}
     message = refusal(save(tensors, tmp_path))
-    assert f"looks like {version}" in message and "blocks.0." in message and "found [128], wanted no such tensor" in message
+    assert (
+        f"looks like {version}" in message
+        and "blocks.0." in message
+        and "found [128], wanted no such tensor" in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +194,9 @@ def test_another_version_is_guessed(tmp_path: Path, version: str) -> None:
     ],
 )
 def test_other_models_are_refused(tmp_path: Path, key: str, says: str) -> None:
-    assert f"{key}: found [4], wanted no such tensor (the checkpoint looks like {says}" in refusal(save({key: torch.zeros(4)}, tmp_path))
+    assert f"{key}: found [4], wanted no such tensor (the checkpoint looks like {says}" in refusal(
+        save({key: torch.zeros(4)}, tmp_path)
+    )
 
 
 def test_no_tensors_at_all(tmp_path: Path) -> None:
@@ -173,7 +209,9 @@ def test_other_dtypes_are_refused_by_name(tmp_path: Path, tensors: Tensors, dtyp
     tensors["blocks.1.att.key.weight"] = tensors["blocks.1.att.key.weight"].to(dtype)
     name = str(dtype).removeprefix("torch.")
     for suffix in (".pth", ".safetensors"):
-        assert f"blocks.1.att.key.weight: found {name}, wanted float32, float16 or bfloat16" in refusal(save(tensors, tmp_path, suffix))
+        assert f"blocks.1.att.key.weight: found {name}, wanted float32, float16 or bfloat16" in refusal(
+            save(tensors, tmp_path, suffix)
+        )
 
 
 def test_values_that_are_no_tensors_are_refused(tmp_path: Path, tensors: Tensors) -> None:
@@ -208,7 +246,9 @@ def test_a_git_lfs_pointer_is_refused(tmp_path: Path) -> None:
 
 def test_a_web_page_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.pth").write_text("<!doctype html><title>Sign in</title>")
-    assert "found 37 bytes that begin with b'<!doctype ht', wanted a .pth or .safetensors" in refusal(tmp_path / "model.pth")
+    assert "found 37 bytes that begin with b'<!doctype ht', wanted a .pth or .safetensors" in refusal(
+        tmp_path / "model.pth"
+    )
 
 
 class Bomb:
@@ -222,7 +262,9 @@ class Bomb:
 
 
 @pytest.mark.parametrize("kind", ["zip", "legacy", "bare pickle"])
-def test_a_pickle_that_would_run_a_command_is_refused_and_nothing_ran(tmp_path: Path, tensors: Tensors, kind: str) -> None:
+def test_a_pickle_that_would_run_a_command_is_refused_and_nothing_ran(
+    tmp_path: Path, tensors: Tensors, kind: str
+) -> None:
     path, trace = tmp_path / "model.pth", tmp_path / "trace"
     content = tensors | {"blocks.0.att.bomb": Bomb(trace)}
     if kind == "bare pickle":

@@ -4,6 +4,7 @@ import itertools
 import random
 
 import pytest
+
 from model.errors import RequestError
 from model.text import CHAT_STOP, ReplyText, chat_prompt, tidy
 from model.tokenizer import Tokenizer
@@ -58,7 +59,11 @@ def test_no_text_makes_tidying_slow() -> None:
 @pytest.mark.acceptance(3)
 @pytest.mark.parametrize(
     ("ids", "text", "stopped"),
-    [([4571, 261, 24281, 59], " hi\n", True), ([4571, 3328, 24281, 59], " hi\n\n", True), ([4571, 11, 33553], " hi\nUsers", False)],
+    [
+        ([4571, 261, 24281, 59], " hi\n", True),
+        ([4571, 3328, 24281, 59], " hi\n\n", True),
+        ([4571, 11, 33553], " hi\nUsers", False),
+    ],
 )
 def test_a_stop_across_tokens(world: Tokenizer, ids: list[int], text: str, stopped: bool) -> None:
     pieces, ended = reply(world, ids, ["\nUser:"])
@@ -90,7 +95,7 @@ def test_text_that_turns_out_to_be_no_stop_is_sent_at_once(world: Tokenizer) -> 
 
 @pytest.mark.acceptance(3)
 def test_the_stop_that_begins_first_counts(world: Tokenizer) -> None:
-    """"bc" is whole before "abcd" is, which begins before it: the decision waits."""
+    """ "bc" is whole before "abcd" is, which begins before it: the decision waits."""
     assert reply(world, [98, 99, 100, 101], ["bc", "abcd"]) == (["", "", "", "", ""], True)
     assert reply(world, [98, 99, 100, 121], ["bc", "abcd"]) == (["", "", "", "a", ""], True)
     assert reply(world, [98, 99, 100], ["bc", "abcd"]) == (["", "", "", "a"], True)
@@ -124,13 +129,13 @@ def random_cut(tokenizer: Tokenizer, text: str, rng: random.Random) -> list[int]
 
 @pytest.mark.acceptance(3)
 def test_no_more_is_held_back_than_a_stop_may_need(world: Tokenizer) -> None:
-    stops, text = ["\n\nUser:", "aab"], "aaab aa\n\nUs\n\nUser"
-    out, sent = ReplyText(world, stops[:1] + ["zzz"]), ""
-    for end, token in enumerate(map(lambda byte: byte + 1, text.encode()), 1):
+    stop, text = "\n\nUser:", "aaab aa\n\nUs\n\nUser"
+    out, sent = ReplyText(world, [stop, "zzz"]), ""
+    for end, token in enumerate((byte + 1 for byte in text.encode()), 1):
         sent += out.push(token)
         held = text[:end][len(sent) :]
-        assert text[:end].startswith(sent) and all(len(held) < len(stop) for stop in stops[:1])
-        assert held == "" or stops[0].startswith(held)
+        assert text[:end].startswith(sent) and len(held) < len(stop)
+        assert held == "" or stop.startswith(held)
     assert sent + out.finish() == text
 
 

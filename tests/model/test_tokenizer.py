@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from model.errors import RequestError, VocabularyError
 from model.tokenizer import Tokenizer
 
@@ -26,7 +27,8 @@ def streamed(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "ids"), [(HELLO, HELLO_IDS), ("\n\nUser:", [261, 24281, 59]), ("\n\n\nUser:", [3328, 24281, 59]), ("", []), ("\0", [1])]
+    ("text", "ids"),
+    [(HELLO, HELLO_IDS), ("\n\nUser:", [261, 24281, 59]), ("\n\n\nUser:", [3328, 24281, 59]), ("", []), ("\0", [1])],
 )
 def test_ids_of_the_world_vocabulary(world: Tokenizer, text: str, ids: list[int]) -> None:
     assert world.encode(text) == ids
@@ -110,7 +112,9 @@ def longest_match(data: bytes, by_text: dict[bytes, int]) -> list[int]:
 
 @pytest.mark.parametrize("text", ["\ud800", "ab\udc80c"])
 def test_half_a_surrogate_pair_is_refused_by_name(world: Tokenizer, text: str) -> None:
-    with pytest.raises(RequestError, match=r"system_prompt: character \d is U\+D[8C][08]0, half of a surrogate pair") as error:
+    with pytest.raises(
+        RequestError, match=r"system_prompt: character \d is U\+D[8C][08]0, half of a surrogate pair"
+    ) as error:
         world.encode(text, "system_prompt")
     assert error.value.field == "system_prompt" and error.value.code == "E200"
 
@@ -149,7 +153,7 @@ def write(folder: Path, lines: list[str], end: str = "\n") -> Path:
 
 def test_a_vocabulary_of_another_numbering(tmp_path: Path) -> None:
     """As the one that is cut out of the World vocabulary for a small model."""
-    extra = ["'the'", "' the'", "'🦩'", "b'\\xf0\\x9f'", "'\\'\"'", "'\\\\n'", "'\\u3000'", "\"it's\"", "'    '"]
+    extra = ["'the'", "' the'", "'🦩'", "b'\\xf0\\x9f'", "'\\'\"'", "'\\\\n'", "'\\u3000'", '"it\'s"', "'    '"]
     texts = [line.split(" ", 1)[1].rsplit(" ", 1)[0] for line in reversed(SINGLES)] + extra
     own = [f"{7 * number + 3} {text} {size(text)}" for number, text in enumerate(texts)]
     tokenizer = Tokenizer(write(tmp_path, own))
@@ -176,7 +180,10 @@ def test_crlf_line_ends_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize("byte", [0, 10, 97, 255])
 def test_a_missing_byte_fails_at_setup(tmp_path: Path, byte: int) -> None:
     path = write(tmp_path, [line for line in SINGLES if not line.startswith(f"{byte + 1} ")])
-    with pytest.raises(VocabularyError, match=f"E120 vocab.txt: found 255 of the 256 single bytes, wanted all of them; {byte:#04x} missing"):
+    with pytest.raises(
+        VocabularyError,
+        match=f"E120 vocab.txt: found 255 of the 256 single bytes, wanted all; without {byte:#04x}",
+    ):
         Tokenizer(path)
 
 
@@ -214,7 +221,7 @@ def test_a_file_that_is_no_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(VocabularyError, match="cannot be read: No such file"):
         Tokenizer(tmp_path / "none.txt")
     (tmp_path / "vocab.txt").write_bytes(b"1 '\xff' 1\n")
-    with pytest.raises(VocabularyError, match="vocab.txt: found a byte that is no UTF-8 at 3"):
+    with pytest.raises(VocabularyError, match="found a byte that is no UTF-8 at 3"):
         Tokenizer(tmp_path / "vocab.txt")
     (tmp_path / "vocab.txt").write_bytes(b"")
     with pytest.raises(VocabularyError, match="found 0 of the 256 single bytes"):

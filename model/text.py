@@ -10,7 +10,7 @@ CHAT_STOP = "\n\nUser:"
 
 
 def tidy(text: str) -> str:
-    """``text`` as one turn of a chat: line ends are \\n; blank lines (they divide turns) and space at its ends are gone."""
+    """``text`` as one turn of a chat: line ends are \\n; blank lines, which divide turns, and space at its ends go."""
     text = re.sub(r"\r\n?", "\n", text).strip()
     return re.sub(r"\n(?:[^\S\n]*\n)+", "\n", text)
 

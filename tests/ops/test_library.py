@@ -75,7 +75,8 @@ def test_a_library_without_an_operator_is_one_line(package: Path) -> None:
 
 def test_a_file_that_is_no_library_is_one_line(package: Path) -> None:
     (package / "cog_rwkv_ops" / "_cpu.abi3.so").write_bytes(b"version https://git-lfs")
-    assert re.search(r"LibraryError: cog_rwkv_ops cannot load .*invalid ELF header; rebuild", import_error(package))
+    line = import_error(package)
+    assert re.search(r"LibraryError: cog_rwkv_ops cannot load .*: (file too short|invalid ELF header); rebuild", line)
 
 
 def test_an_older_torch_is_one_line(package: Path) -> None:
@@ -211,25 +212,18 @@ def test_without_torch_the_build_names_its_command(tmp_path: Path) -> None:
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-@pytest.fixture
-def no_nvcc(tmp_path: Path) -> dict[str, str]:
-    """An environment whose PATH has the compilers but no nvcc."""
-    for name in ("c++", "g++", "cc", "gcc", "ninja"):
-        if found := shutil.which(name):
-            (tmp_path / name).symlink_to(found)
-    return {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_HOME": ""}
-
-
-def test_a_missing_nvcc_is_one_line(no_nvcc: dict[str, str], tmp_path: Path) -> None:
-    if Path("/usr/local/cuda/bin/nvcc").exists() or Path("/usr/bin/nvcc").exists():
-        pytest.skip("this machine has an nvcc in a place that is always looked at")
-    ops = copy_of_ops(tmp_path / "ops")
-    without = run(sys.executable, ops / "setup.py", "--version", **no_nvcc, COG_RWKV_CUDA="")
+def test_a_missing_nvcc_is_one_line(tmp_path: Path) -> None:
+    if list(Path(torch.__file__).parents[1].glob("nvidia/cu13/bin/nvcc")):
+        pytest.skip("this environment has an nvcc from PyPI")
+    setup = copy_of_ops(tmp_path / "ops") / "setup.py"
+    setup.write_text(setup.read_text().replace("/usr/local/cuda/bin/nvcc", "/nowhere/nvcc"))
+    environment = {"PATH": str(tmp_path), "CUDA_HOME": ""}
+    without = run(sys.executable, setup, "--version", **environment, COG_RWKV_CUDA="")
     assert without.returncode == 0
-    assert "building for the CPU only: no nvcc" in without.stderr
-    demanded = run(sys.executable, ops / "setup.py", "--version", **no_nvcc, COG_RWKV_CUDA="1")
+    assert [line for line in without.stderr.splitlines() if "building for the CPU only: no nvcc" in line]
+    demanded = run(sys.executable, setup, "--version", **environment, COG_RWKV_CUDA="1")
     assert demanded.returncode == 1
-    assert re.search("COG_RWKV_CUDA=1, but there is no nvcc .* pip install", demanded.stderr)
+    assert re.search("COG_RWKV_CUDA=1, but there is no nvcc .* pip install", demanded.stderr.splitlines()[-1])
 
 
 def test_cuda_tensors_on_a_cpu_only_build_say_what_to_do() -> None:

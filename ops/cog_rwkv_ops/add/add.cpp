@@ -20,12 +20,8 @@ Tensor add_cpu(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(cog_rwkv, m) {
-  m.def("add(Tensor a, Tensor b) -> Tensor");
-}
+STABLE_TORCH_LIBRARY_FRAGMENT(cog_rwkv, m) { m.def("add(Tensor a, Tensor b) -> Tensor"); }
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) {
-  m.impl("add", TORCH_BOX(&add_cpu));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CPU, m) { m.impl("add", TORCH_BOX(&add_cpu)); }
 
 }  // namespace cog_rwkv

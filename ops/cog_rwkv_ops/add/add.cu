@@ -27,8 +27,6 @@ Tensor add_cuda(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) {
-  m.impl("add", TORCH_BOX(&add_cuda));
-}
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) { m.impl("add", TORCH_BOX(&add_cuda)); }
 
 }  // namespace cog_rwkv

@@ -29,8 +29,8 @@ inline Cpu detect_cpu() {
   Cpu best = Cpu::baseline;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+                    __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   best = avx512 ? Cpu::avx512 : avx2 ? Cpu::avx2 : Cpu::baseline;
@@ -80,8 +80,6 @@ void parallel_for(int64_t n, int64_t grain, const Body& body) {
   torch::stable::parallel_for(0, n, grain, body);
 }
 
-inline int64_t num_threads() {
-  return torch::stable::get_num_threads();
-}
+inline int64_t num_threads() { return torch::stable::get_num_threads(); }
 
 }  // namespace cog_rwkv

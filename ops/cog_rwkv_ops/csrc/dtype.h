@@ -33,10 +33,14 @@ struct Type {
 template <class F>
 void dispatch_float_or_half(ScalarType type, F&& f) {
   switch (type) {
-    case ScalarType::Float: return f(Type<float>{});
-    case ScalarType::Half: return f(Type<Half>{});
-    case ScalarType::BFloat16: return f(Type<BFloat16>{});
-    default: throw std::runtime_error("cog_rwkv: a dtype was not checked");
+    case ScalarType::Float:
+      return f(Type<float>{});
+    case ScalarType::Half:
+      return f(Type<Half>{});
+    case ScalarType::BFloat16:
+      return f(Type<BFloat16>{});
+    default:
+      throw std::runtime_error("cog_rwkv: a dtype was not checked");
   }
 }
 

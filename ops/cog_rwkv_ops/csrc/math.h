@@ -14,9 +14,7 @@
 
 namespace cog_rwkv {
 
-COG_RWKV_BOTH double exponential(double x) {
-  return exp(x);
-}
+COG_RWKV_BOTH double exponential(double x) { return exp(x); }
 
 #if !defined(__CUDACC__)
 COG_RWKV_BOTH float power_of_two(int32_t n) {  // -126 <= n <= 127

@@ -35,14 +35,22 @@ inline std::string shape_text(const Tensor& t) {
 
 inline const char* dtype_text(ScalarType type) {
   switch (type) {
-    case ScalarType::Float: return "float32";
-    case ScalarType::Double: return "float64";
-    case ScalarType::Half: return "float16";
-    case ScalarType::BFloat16: return "bfloat16";
-    case ScalarType::Long: return "int64";
-    case ScalarType::Int: return "int32";
-    case ScalarType::Bool: return "bool";
-    default: return "another dtype";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Bool:
+      return "bool";
+    default:
+      return "another dtype";
   }
 }
 
@@ -52,16 +60,30 @@ inline std::string device_text(const Tensor& t) {
   return std::string(type) + ":" + std::to_string(t.get_device_index());
 }
 
+// PyTorch's own numbers of a dtype and a device: comparing them costs a fraction of Tensor::scalar_type() and device().
+inline int32_t dtype_number(const Tensor& t) {
+  int32_t number = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &number));
+  return number;
+}
+
 inline bool same_device(const Tensor& a, const Tensor& b) {
-  return a.device() == b.device();
+  int32_t type[2], index[2];
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(a.get(), &type[0]));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(b.get(), &type[1]));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(a.get(), &index[0]));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(b.get(), &index[1]));
+  return type[0] == type[1] && index[0] == index[1];
 }
 
 // `t` has one of `allowed`.
 inline void check_dtype(const char* op, const char* name, const Tensor& t, std::initializer_list<ScalarType> allowed) {
   const ScalarType type = t.scalar_type();
-  std::string list;
   for (ScalarType a : allowed) {
     if (type == a) return;
+  }
+  std::string list;
+  for (ScalarType a : allowed) {
     list += (list.empty() ? "" : ", ") + std::string(dtype_text(a));
   }
   fail(op, std::string(name) + " is " + dtype_text(type) + "; it must be " + list);
@@ -83,9 +105,8 @@ inline void check_device(const char* op, const char* name, const Tensor& t, cons
                  device_text(as));
 }
 
-inline void check_same_dtype(const char* op, const char* name, const Tensor& t, const char* as_name,
-                             const Tensor& as) {
-  if (t.scalar_type() != as.scalar_type())
+inline void check_same_dtype(const char* op, const char* name, const Tensor& t, const char* as_name, const Tensor& as) {
+  if (dtype_number(t) != dtype_number(as))
     fail(op, std::string(name) + " is " + dtype_text(t.scalar_type()) + "; it must have the dtype of " + as_name +
                  ", " + dtype_text(as.scalar_type()));
 }
@@ -106,8 +127,7 @@ inline void check_dim(const char* op, const char* name, const Tensor& t, int64_t
   if (t.dim() != dim) fail(op, std::string(name) + " has shape " + shape_text(t) + "; it must be " + what);
 }
 
-inline void check_same_shape(const char* op, const char* name, const Tensor& t, const char* as_name,
-                             const Tensor& as) {
+inline void check_same_shape(const char* op, const char* name, const Tensor& t, const char* as_name, const Tensor& as) {
   bool same = t.dim() == as.dim();
   for (int64_t d = 0; same && d < t.dim(); d++) same = t.size(d) == as.size(d);
   if (!same)

@@ -8,12 +8,10 @@
 
 namespace cog_rwkv {
 
-template <class W, class T>
 struct MatmulArgs {
-  const W* weight;    // [m_size, k_size]
   const float* x;     // [n_size, k_size]
   const float* bias;  // [m_size], or null
-  T* out;             // [n_size, m_size]
+  float* out;         // [n_size, m_size]
   int64_t n_size, m_size, k_size;
 };
 
@@ -27,11 +25,12 @@ struct MatmulArgs {
 
 namespace cog_rwkv {
 
-// Cuts the work into units of 16 rows of the weight and 256 rows of x, as many as are worth a thread.
-template <class W, class T>
-void matmul(const MatmulArgs<W, T>& args) {
+// `weight` is [m_size, k_size]. Cuts the work into units of 16 rows of the weight and 256 rows of x, as many as are
+// worth a thread.
+template <class W>
+void matmul(const MatmulArgs& args, const W* weight) {
   constexpr int64_t unit = 16, block = 256, worth_a_thread = 40000;  // rows, rows, products
-  const auto range = COG_RWKV_KERNEL(matmul_range<W, T>);
+  const auto range = COG_RWKV_KERNEL(matmul_range<W>);
   const int64_t units = (args.m_size + unit - 1) / unit, blocks = (args.n_size + block - 1) / block;
   const int64_t products = unit * std::max<int64_t>(args.k_size, 1) * std::min(args.n_size, block);
   if (units * blocks == 0) return;
@@ -40,7 +39,7 @@ void matmul(const MatmulArgs<W, T>& args) {
     while (begin < end) {
       const int64_t b = begin / units, first = begin % units, last = std::min(units, first + end - begin);
       const int64_t m1 = std::min(args.m_size, last * unit), n1 = std::min(args.n_size, (b + 1) * block);
-      range(args, first * unit, m1, b * block, n1, panel.get());
+      range(args, weight, first * unit, m1, b * block, n1, panel.get());
       begin += last - first;
     }
   });

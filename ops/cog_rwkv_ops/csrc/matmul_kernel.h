@@ -39,24 +39,24 @@ COG_RWKV_INLINE void matmul_sums(const V* lanes, float* sums) {
 }
 
 // R rows from m on, T rows of x from n on. `weight` is the row m, in its own type or widened.
-template <int R, int T, class W, class Args>
-COG_RWKV_INLINE void matmul_block(const Args& a, const W* weight, int64_t m, int64_t n, int64_t ahead) {
+template <int R, int T, class W>
+COG_RWKV_INLINE void matmul_block(const MatmulArgs& a, const W* weight, int64_t m, int64_t n, int64_t ahead) {
   V lanes[R * T];
   float sums[R * T];
   matmul_tile<R, T>(weight, a.x + n * a.k_size, a.k_size, ahead, lanes);
   matmul_sums<R * T>(lanes, sums);
   for (int t = 0; t < T; ++t) {
-    auto* out = a.out + (n + t) * a.m_size + m;
+    float* out = a.out + (n + t) * a.m_size + m;
     for (int r = 0; r < R; ++r) {
-      const float y = a.bias == nullptr ? sums[t * R + r] : sums[t * R + r] + a.bias[m + r];
-      out[r] = static_cast<std::remove_reference_t<decltype(out[r])>>(y);
+      out[r] = a.bias == nullptr ? sums[t * R + r] : sums[t * R + r] + a.bias[m + r];
     }
   }
 }
 
 // `rows` rows from m on, T rows of x from n on.
-template <int T, class W, class Args>
-COG_RWKV_INLINE void matmul_columns(const Args& a, const W* weight, int64_t m, int64_t rows, int64_t n, bool fetch) {
+template <int T, class W>
+COG_RWKV_INLINE void matmul_columns(const MatmulArgs& a, const W* weight, int64_t m, int64_t rows, int64_t n,
+                                    bool fetch) {
   constexpr int R = kAccumulators / T;
   int64_t r = 0;
   for (; r + R <= rows; r += R) {
@@ -66,9 +66,8 @@ COG_RWKV_INLINE void matmul_columns(const Args& a, const W* weight, int64_t m, i
 }
 
 // `rows` rows from m on, against rows n0 to n1 of x.
-template <class W, class Args>
-COG_RWKV_INLINE void matmul_panel(const Args& a, const W* weight, int64_t m, int64_t rows, int64_t n0, int64_t n1,
-                                  bool fetch) {
+template <class W>
+void matmul_panel(const MatmulArgs& a, const W* weight, int64_t m, int64_t rows, int64_t n0, int64_t n1, bool fetch) {
   int64_t n = n0;
   if constexpr (kAccumulators >= 4) {
     for (; n + 4 <= n1; n += 4) matmul_columns<4>(a, weight, m, rows, n, fetch && n == n0);
@@ -78,13 +77,13 @@ COG_RWKV_INLINE void matmul_panel(const Args& a, const W* weight, int64_t m, int
 }
 
 // Rows m0 to m1 of the weight against rows n0 to n1 of x. `panel` has room for 8 rows of floats.
-template <class W, class T>
-void matmul_range(const MatmulArgs<W, T>& a, int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* panel) {
+template <class W>
+void matmul_range(const MatmulArgs& a, const W* matrix, int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* panel) {
   const bool many = n1 - n0 >= 16;  // then it pays to widen a few rows once and keep them in the nearest cache
   const int64_t step = many ? 8 : n1 - n0 == 1 ? m1 - m0 : 16;
   for (int64_t m = m0; m < m1; m += step) {
     const int64_t rows = m1 - m < step ? m1 - m : step;
-    const W* weight = a.weight + m * a.k_size;
+    const W* weight = matrix + m * a.k_size;
     if (!many || sizeof(W) == sizeof(float)) {
       matmul_panel(a, weight, m, rows, n0, n1, !many);
       continue;

@@ -14,14 +14,13 @@ Tensor linear_cpu(const Tensor& x, const Tensor& weight, const std::optional<Ten
   const int64_t n = x.size(0), k = x.size(1), m = weight.size(0);
   Tensor out = empty_tensor(x, {n, m});
   const Floats floats(rows);
-  dispatch_float_or_half(weight.scalar_type(), [&](auto weight_type) {
-    dispatch_float_or_half(x.scalar_type(), [&](auto type) {
-      using W = typename decltype(weight_type)::type;
-      using T = typename decltype(type)::type;
-      const float* added = bias ? data<float>(vector) : nullptr;
-      matmul(MatmulArgs<W, T>{data<W>(matrix), floats.get(), added, mutable_data<T>(out), n, m, k});
-    });
+  FloatsOut result(out);
+  const MatmulArgs args{floats.get(), bias ? data<float>(vector) : nullptr, result.get(), n, m, k};
+  dispatch_float_or_half(weight.scalar_type(), [&](auto type) {
+    using W = typename decltype(type)::type;
+    matmul(args, data<W>(matrix));
   });
+  result.write();
   return out;
 }
 

@@ -24,17 +24,17 @@ Tensor low_rank_cpu(const Tensor& x, const Tensor& down, const Tensor& up, const
   const int64_t n = x.size(0), c = x.size(1), d = down.size(0), m = up.size(0);
   Tensor out = empty_tensor(x, {n, m});
   const Floats floats(rows);
+  FloatsOut result(out);
   const auto hidden = scratch(n * d);
-  dispatch_float_or_half(down.scalar_type(), [&](auto weight_type) {
-    using W = typename decltype(weight_type)::type;
-    matmul(MatmulArgs<W, float>{data<W>(first), floats.get(), nullptr, hidden.get(), n, d, c});
+  const MatmulArgs in{floats.get(), nullptr, hidden.get(), n, d, c};
+  const MatmulArgs back{hidden.get(), bias ? data<float>(vector) : nullptr, result.get(), n, m, d};
+  dispatch_float_or_half(down.scalar_type(), [&](auto type) {
+    using W = typename decltype(type)::type;
+    matmul(in, data<W>(first));
     activate(between, hidden.get(), n * d);
-    dispatch_float_or_half(x.scalar_type(), [&](auto type) {
-      using T = typename decltype(type)::type;
-      const float* added = bias ? data<float>(vector) : nullptr;
-      matmul(MatmulArgs<W, T>{data<W>(second), hidden.get(), added, mutable_data<T>(out), n, m, d});
-    });
+    matmul(back, data<W>(second));
   });
+  result.write();
   return out;
 }
 

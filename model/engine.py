@@ -19,7 +19,7 @@ from model.state import StatePool
 
 END_OF_TEXT = 0
 STALLED_AFTER = 30.0  # seconds without the end of a step
-RESTARTS = 2  # so often a request is read again because a step with others failed
+RESTARTS = 2  # so often requests are read again because a step of several failed
 FAILED_STEPS = 8  # so many failed steps in a row, over different requests, are no longer the fault of a request
 
 
@@ -202,15 +202,18 @@ class Engine:
         self._sampler.clear_row(sequence.row)
 
     def _failed(self, parts: list[Part], error: str) -> None:
-        """A step that fails leaves the states of its rows half written. A sequence that ran alone is at fault itself;
-        of several each is read again from its beginning, alone, so that only the one at fault fails."""
+        """A step that fails leaves the states of its rows half written. A sequence that ran alone is at fault itself.
+
+        Of several each is read again from its beginning, alone, so that only the one at fault fails. Where that finds
+        none, and they fail together again and again, they are too many, and the one that came last has to go.
+        """
         self._failed_steps += 1
         self._last_error = error
-        for sequence in [part.sequence for part in parts]:
-            if len(parts) == 1 or sequence.restarts == RESTARTS:
-                self._end(sequence, "error", error)
-            else:
-                sequence.restart()
+        sequences = [part.sequence for part in parts]
+        if len(sequences) == 1 or max(one.restarts for one in sequences) >= RESTARTS:
+            self._end(max(sequences, key=lambda one: one.handle.submitted), "error", error)
+        for sequence in sequences:
+            sequence.restart()
 
 
 def _describe(error: BaseException) -> str:

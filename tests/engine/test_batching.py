@@ -120,6 +120,7 @@ def test_cancelling_stops_generation_within_two_tokens(start: StartEngine) -> No
     engine = start(model)
     handle = engine.submit([1], GREEDY, 10000)
     handle.take()
+    time.sleep(0.02)
     steps = len(model.steps)
     handle.cancel()
     assert handle.take() == [] and handle.finish_reason == "cancelled"

@@ -78,13 +78,46 @@ def test_a_step_that_fails_only_for_all_together_still_comes_to_an_end(start: St
                 raise torch.OutOfMemoryError("no room for two")
             return super().forward(ids, pool, rows, cu_seqlens)
 
-    engine = start(TooSmall(mixed))
+    model = TooSmall(mixed)
+    engine = start(model)
     handles = [engine.submit([n], GREEDY, 50) for n in (1, 2, 3)]
-    for n, handle in enumerate(handles, start=1):
+    assert list(handles[0]) == reply_of(mixed, [1], 50), "the one that came first remains"
+    for n, handle in enumerate(handles[1:], start=2):
         ids = list(handle)
         assert ids == reply_of(mixed, [n], 50)[: len(ids)]
-        assert handle.finish_reason == "length" or "no room for two" in handle.error
+        assert "no room for two" in handle.error
+    assert len(model.steps) < 100
     assert list(engine.submit([8], GREEDY, 3)) == reply_of(mixed, [8], 3)
+
+
+@pytest.mark.acceptance(18)
+def test_many_guilty_ones_harm_neither_old_nor_new_neighbours(start: StartEngine) -> None:
+    engine = start(failing(ValueError("broken"), at=3), rows=4)
+    old = engine.submit([1], GREEDY, 200)
+    for n in range(2, 8):
+        guilty, new = engine.submit([GUILTY], GREEDY, 30), engine.submit([n], GREEDY, 10)
+        assert len(list(guilty)) == 3 and guilty.finish_reason == "error"
+        assert list(new) == reply_of(mixed, [n], 10)
+    assert list(old) == reply_of(mixed, [1], 200)
+
+
+def test_finding_out_who_failed_holds_nobody_up(start: StartEngine) -> None:
+    failed = threading.Event()
+
+    def script(ids: list[int]) -> int:
+        if ids[0] == GUILTY and len(ids) == 406 and not failed.is_set():
+            failed.set()
+            raise ValueError("broken once")
+        return mixed(ids)
+
+    model = StubModel(script, delay=0.001)
+    engine = start(model, chunk=8)
+    long = [engine.submit([GUILTY] * 405, GREEDY, 4) for _ in range(2)]
+    assert failed.wait(10)
+    steps = len(model.steps)
+    assert list(engine.submit([1], GREEDY, 5)) == reply_of(mixed, [1], 5)
+    assert len(model.steps) < steps + 20
+    assert all(list(handle) == reply_of(mixed, [GUILTY] * 405, 4) for handle in long)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -104,21 +137,30 @@ def test_a_step_that_does_not_end_shows_and_a_pause_does_not(start: StartEngine)
     go_on = threading.Event()
 
     def script(ids: list[int]) -> int:
-        if len(ids) == 3:
+        if len(ids) == 1:
             go_on.wait(10)
         return mixed(ids)
 
-    engine = start(StubModel(script), stalled_after=0.2)
-    time.sleep(0.3)
+    engine = start(StubModel(script), stalled_after=0.4)
+    time.sleep(0.5)
     assert engine.problem() is None, "an engine without work is well"
     handle = engine.submit([1], GREEDY, 5)
     time.sleep(0.1)
-    assert engine.problem() is None
-    time.sleep(0.2)
+    assert engine.problem() is None, "the time counts from when there was work"
+    time.sleep(0.4)
     assert "no step has ended" in engine.problem()
     go_on.set()
     assert list(handle) == reply_of(mixed, [1], 5)
     assert engine.problem() is None
+
+
+def test_many_short_steps_are_no_long_one(start: StartEngine) -> None:
+    engine = start(StubModel(mixed, delay=0.01), stalled_after=0.4)
+    handle = engine.submit([1], GREEDY, 80)
+    while handle.finish_reason is None:
+        assert engine.problem() is None
+        time.sleep(0.02)
+    assert handle.last_token - handle.first_token > 0.6
 
 
 def test_steps_that_all_fail_show_until_one_succeeds(start: StartEngine) -> None:

@@ -1,5 +1,8 @@
 """add, swish and binary_activation: numbers, layouts, errors, gradients, compiling, streams and graphs."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -185,6 +188,24 @@ def test_number_of_threads_changes_nothing(case: Case) -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_every_instruction_set_gives_the_same_bits() -> None:
+    code = """
+import hashlib, torch, cog_rwkv_ops
+bits = hashlib.sha256()
+for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+    x, y = (torch.randn(50_021, generator=torch.Generator().manual_seed(i)).to(dtype) * 5 for i in range(2))
+    for result in (cog_rwkv_ops.add(x, y), cog_rwkv_ops.swish(x), torch.ops.cog_rwkv.swish_backward(y, x)):
+        bits.update(result.view(torch.uint8).numpy().tobytes())
+print(bits.hexdigest())
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(cog_rwkv_ops.__file__).parents[1])}
+    printed = {
+        subprocess.check_output([sys.executable, "-c", code], env={**environment, "COG_RWKV_CPU": variant})
+        for variant in ("baseline", "avx2", "avx512")  # a machine without one of them takes the next lower
+    }
+    assert len(printed) == 1
 
 
 @every_public

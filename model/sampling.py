@@ -65,8 +65,8 @@ _BOUNDS = {
     "temperature": (0, math.inf),
     "top_p": (0, 1),
     "top_k": (0, math.inf),
-    "presence_penalty": (-math.inf, math.inf),
-    "frequency_penalty": (-math.inf, math.inf),
+    "presence_penalty": (-1e4, 1e4),
+    "frequency_penalty": (-1e4, 1e4),
     "penalty_decay": (0, 1),
 }
 
@@ -83,9 +83,10 @@ class Sampler:
             )
         self._allowed = int(allowed.nonzero()[0])
         self._mask = torch.zeros(vocab_size, device=device).masked_fill_(~allowed.to(device), -math.inf)
-        self._numbers = torch.zeros(rows, 5, dtype=torch.float64, device=device)  # as _Row takes them apart
-        self._integers = torch.zeros(rows, 3, dtype=torch.int64, device=device)
+        self._numbers = torch.zeros(rows, 5, dtype=torch.float32, device=device)  # as _Row takes them apart
+        self._integers = torch.zeros(rows, 4, dtype=torch.int64, device=device)
         self._counts = torch.zeros(rows, vocab_size, dtype=torch.float32, device=device)
+        self._one = torch.ones(1, 1, dtype=torch.int64, device=device)
         self._params: list[SamplingParams | None] = [None] * rows
         self._note_uses()
 
@@ -94,15 +95,14 @@ class Sampler:
         """Begin a sequence in ``row``. ``drawn``: ids that it has drawn already; it goes on as if it had been here."""
         assert params.seed is not None
         numbers = (
-            params.temperature,
-            params.top_p,
+            max(params.temperature, _TINY),
             params.presence_penalty,
             params.frequency_penalty,
             params.penalty_decay,
         )
+        self._numbers[row] = torch.tensor((*numbers, params.top_p))
         top_k = min(params.top_k, self._counts.shape[1]) or self._counts.shape[1]
-        self._numbers[row] = torch.tensor(numbers, dtype=torch.float64)
-        self._integers[row] = torch.tensor((top_k, _signed(params.seed), len(drawn)))
+        self._integers[row] = torch.tensor((params.greedy, top_k, _key(params.seed), len(drawn)))
         self._params[row] = params
         self._note_uses()
         if params.penalised:
@@ -141,7 +141,7 @@ class Sampler:
         ids = torch.where(finite, ids, self._allowed)
         if counts is not None:
             self._counts[rows] = counts.mul_(row.decay).scatter_add_(1, ids[:, None], torch.ones_like(row.decay))
-        self._integers[rows, 2] = row.draws + 1
+        self._integers[rows, 3] = row.draws + 1
         return ids, finite
 
     def _note_uses(self) -> None:
@@ -159,20 +159,21 @@ class Sampler:
         keys = below.abs().view(torch.int32).neg_().add_(_INFINITY).clamp_(min=0)
         weights = below.div_(row.temperature).exp_().mul_(SCALE).nan_to_num_(nan=0.0).to(torch.int64)
         if self._any_top_k:
-            weights &= _at_least(keys, _threshold(keys, torch.ones_like(weights), row.top_k))
+            weights &= _at_least(keys, _threshold(keys, self._one.expand_as(weights), row.top_k))
         if self._any_top_p:
             total = weights.sum(dim=1)
-            share = torch.ceil(row.top_p * total.double()).to(torch.int64).clamp_(min=1)
+            share = torch.ceil(row.top_p * total).to(torch.int64).clamp_(min=1)
             weights &= _at_least(keys, _threshold(keys, weights, torch.minimum(share, total)))
         sums = weights.cumsum(dim=1)
         total = sums[:, -1]
-        at = (uniform(row.seed, row.draws) * total.double()).to(torch.int64)
+        at = (uniform(row.key, row.draws) * total.double()).to(torch.int64)
         return torch.searchsorted(sums, torch.minimum(at, total - 1)[:, None], right=True)[:, 0]
 
 
 ROWS_AT_ONCE = 128  # bounds the memory for intermediate results; rows are independent, so it shows nowhere else
 SCALE = 2.0**44  # the weight of the most likely id; 2^17 of them still add up below 2^63
 _INFINITY = 0x7F800000  # the bits of float32 infinity
+_FEW = 512  # ids among which a nucleus nearly always lies
 _TINY = 1e-30  # a temperature so low that only ties with the largest logit are left
 
 
@@ -180,19 +181,28 @@ class _Row:
     """The parameters of the batch's rows, taken apart: [B] beside sums, float32 [B, 1] beside logits."""
 
     def __init__(self, numbers: Tensor, integers: Tensor) -> None:
-        temperature, self.top_p, presence, frequency, decay = numbers.unbind(1)
-        self.top_k, self.seed, self.draws = integers.unbind(1)
-        self.greedy = (temperature == 0) | (self.top_p == 0) | (self.top_k == 1)
-        narrow = (temperature.clamp(min=_TINY), presence, frequency, decay)
-        self.temperature, self.presence, self.frequency, self.decay = (one.float()[:, None] for one in narrow)
+        self.temperature, self.presence, self.frequency, self.decay, top_p = numbers.split(1, dim=1)
+        self.top_p = top_p[:, 0].double()
+        greedy, self.top_k, self.key, self.draws = integers.unbind(1)
+        self.greedy = greedy.bool()
 
 
 def _threshold(keys: Tensor, amounts: Tensor, wanted: Tensor) -> Tensor:
     """The largest key at and above which the amounts add up to ``wanted``, as int32 [B, 1].
 
-    keys int32 [B, V], 0 to 0x7F800000; amounts int64 [B, V]; wanted int64 [B], 1 to the sum of all. Digit by digit from
-    the highest, by a histogram of each: a sort would be the slowest step by far on a CPU.
+    keys int32 [B, V], 0 to 0x7F800000; amounts int64 [B, V]; wanted int64 [B], 1 to the sum of all.
     """
+    few = min(keys.shape[1], _FEW)
+    if few == keys.shape[1] or keys.device.type == "cpu":  # elsewhere it would mean to wait for the answer
+        top, ids = keys.topk(few, dim=1)
+        at = torch.searchsorted(amounts.gather(1, ids).cumsum_(dim=1), wanted[:, None].contiguous())
+        if bool((at < few).all()):
+            return top.gather(1, at)
+    return _threshold_by_digits(keys, amounts, wanted)
+
+
+def _threshold_by_digits(keys: Tensor, amounts: Tensor, wanted: Tensor) -> Tensor:
+    """The same for any keys, by a histogram of each digit from the highest; a sort would take far longer on a CPU."""
     spare = (amounts.sum(dim=1) - wanted)[:, None]  # what may lie below
     found = torch.zeros_like(spare, dtype=torch.int32)
     for shift, size in ((20, 2048), (10, 1024), (0, 1024)):
@@ -217,13 +227,16 @@ def _histogram(bins: Tensor, amounts: Tensor, size: int) -> Tensor:
     return sums.scatter_add_(1, bins.long(), amounts).cumsum_(dim=1)
 
 
-def uniform(seed: Tensor, draws: Tensor) -> Tensor:
-    """Number ``draws`` of the stream ``seed``: float64, uniform in [0, 1), 53 bits. Both int64, of one shape.
+def uniform(key: Tensor, draws: Tensor) -> Tensor:
+    """Number ``draws`` of the stream that ``_key(seed)`` begins: float64, uniform in [0, 1), 53 bits. Both int64.
 
-    SplitMix64 (Steele, Lea and Flood, 2014), started at a mixed seed so that neighbouring seeds share nothing.
+    SplitMix64 (Steele, Lea and Flood, 2014), begun at a mixed seed so that neighbouring seeds share nothing.
     """
-    bits = _mix(_mix(seed + _GOLDEN) + (draws + 1) * _GOLDEN)
-    return _shifted(bits, 11).double() * 2.0**-53
+    return _shifted(_mix(key + (draws + 1) * _GOLDEN), 11).double() * 2.0**-53
+
+
+def _key(seed: int) -> int:
+    return int(_mix(torch.tensor(_signed(seed)) + _GOLDEN))
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model.errors import RequestError
-from model.sampling import Sampler, SamplingParams, uniform
+from model.sampling import Sampler, SamplingParams, _key, uniform
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 THREE = torch.tensor([0.5, 0.3, 0.2])
@@ -147,7 +147,7 @@ def sorted_nucleus(logits: Tensor, top_p: float, top_k: int) -> list[list[int]]:
 @pytest.mark.parametrize(("scale", "top_p"), [(0.0, 0.5), (1e-6, 0.5), (1.0, 0.37), (3.0, 0.8), (30.0, 0.9)])
 def test_how_many_ids_the_nucleus_holds(scale: float, top_p: float) -> None:
     """Counted through the threshold: enough to reach top_p, and not one more; all of those that tie."""
-    from model.sampling import SCALE, _at_least, _threshold
+    from model.sampling import SCALE, _at_least, _threshold, _threshold_by_digits
 
     logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(2)) * scale
     below = logits - logits.amax(1, keepdim=True)
@@ -155,6 +155,7 @@ def test_how_many_ids_the_nucleus_holds(scale: float, top_p: float) -> None:
     weights = (below.exp() * SCALE).to(torch.int64)
     wanted = (weights.sum(1).double() * top_p).ceil().long()
     threshold = _threshold(keys, weights, wanted)
+    assert torch.equal(threshold, _threshold_by_digits(keys, weights, wanted))
     kept = _at_least(keys, threshold).bool()
     above = keys > threshold
     assert ((weights * kept).sum(1) >= wanted).all()
@@ -273,13 +274,12 @@ def test_the_numbers_are_those_of_splitmix64() -> None:
     for seed in (0, 1, -1, 2**63 - 1, -(2**63)):
         for count in (0, 1, 1000):
             wanted = mix((mix((seed + golden) % 2**64) + (count + 1) * golden) % 2**64) >> 11
-            assert uniform(torch.tensor(seed), torch.tensor(count)).item() == wanted / 2**53
+            assert uniform(torch.tensor(_key(seed)), torch.tensor(count)).item() == wanted / 2**53
     assert mix(golden) == 0xE220A8397B1DCDAF  # the first number of the published generator at seed 0
 
 
 def test_the_numbers_are_uniform_over_seeds_and_counts() -> None:
-    seeds, counts = torch.meshgrid(torch.arange(200), torch.arange(200), indexing="ij")
-    numbers = uniform(seeds, counts)
+    numbers = torch.stack([uniform(torch.tensor(_key(seed)), torch.arange(200)) for seed in range(200)])
     assert_fits((numbers * 8).long(), [1 / 8] * 8)
     for one, other in ((numbers[1:], numbers[:-1]), (numbers[:, 1:], numbers[:, :-1])):
         pairs = torch.stack([one.flatten(), other.flatten()])

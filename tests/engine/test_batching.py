@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from model.handle import Handle
 from model.sampling import SamplingParams
 from tests.engine.conftest import StartEngine
 from tests.stub_model import StubModel, mixed, reply_of
@@ -62,16 +63,18 @@ def test_rows_go_to_those_who_have_waited_longest(start: StartEngine) -> None:
 
 
 def test_a_request_joins_at_the_next_step_and_leaves_at_once(start: StartEngine) -> None:
-    model = StubModel(mixed, delay=0.002)
+    joined: list[Handle] = []
+
+    def script(ids: list[int]) -> int:
+        if ids[0] == 1 and len(ids) == 10:
+            joined.append(engine.submit([2], GREEDY, 3))
+        return mixed(ids)
+
+    model = StubModel(script)
     engine = start(model)
-    long = engine.submit([1], GREEDY, 60)
-    long.take()
-    seen = len(model.steps)
-    list(engine.submit([2], GREEDY, 3))
-    with_two = [index for index, step in enumerate(model.steps) if len(step.rows) == 2]
-    assert len(with_two) == 3
-    assert with_two[0] <= seen + 2  # the step that ran when it came, and one more that was being planned
-    list(long)
+    assert list(engine.submit([1], GREEDY, 20)) == reply_of(mixed, [1], 20)
+    assert list(joined[0]) == reply_of(mixed, [2], 3)
+    assert [len(step.rows) for step in model.steps] == [1] * 10 + [2] * 3 + [1] * 7
 
 
 def test_a_long_prompt_stalls_no_running_reply(start: StartEngine) -> None:
@@ -103,30 +106,36 @@ def test_chunks_lie_on_a_fixed_grid_and_a_step_has_a_budget(start: StartEngine) 
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(start: StartEngine) -> None:
-    model = StubModel(mixed, delay=0.001)
+    joined: list[Handle] = []
+
+    def script(ids: list[int]) -> int:
+        if ids[0] == 1 and len(ids) == 80:
+            joined.append(engine.submit([2] * 6, GREEDY, 1))
+        return mixed(ids)
+
+    model = StubModel(script)
     engine = start(model, chunk=8)
-    long = engine.submit([1] * 800, GREEDY, 1)
-    time.sleep(0.01)
-    seen = len(model.steps)
-    list(engine.submit([2] * 6, GREEDY, 1))
-    assert len(model.steps) <= seen + 5
-    assert long.finish_reason is None
-    long.cancel()
+    assert list(engine.submit([1] * 800, GREEDY, 1)) == reply_of(mixed, [1] * 800, 1)
+    assert list(joined[0]) == reply_of(mixed, [2] * 6, 1)
+    assert [2] * 6 in [ids for step in model.steps[10:12] for ids in step.ids]
 
 
 @pytest.mark.acceptance(16)
-def test_cancelling_stops_generation_within_two_tokens(start: StartEngine) -> None:
-    model = StubModel(mixed, delay=0.002)
+def test_cancelling_stops_generation_at_once(start: StartEngine) -> None:
+    def script(ids: list[int]) -> int:
+        if len(ids) == 10:
+            handle.cancel()
+        return mixed(ids)
+
+    model = StubModel(script)
+    handle = Handle()
     engine = start(model)
-    handle = engine.submit([1], GREEDY, 10000)
-    handle.take()
-    time.sleep(0.02)
-    steps = len(model.steps)
-    handle.cancel()
-    assert handle.take() == [] and handle.finish_reason == "cancelled"
-    time.sleep(0.05)
-    assert len(model.steps) <= steps + 2
-    assert engine.last_step_age() == 0
+    engine.submit([1], GREEDY, 10000, handle)
+    while engine.last_step_age():
+        time.sleep(0.01)
+    assert (handle.take(), handle.finish_reason) == ([], "cancelled"), "not even what had been drawn"
+    assert len(model.steps) == 10
+    assert list(engine.submit([2], GREEDY, 3)) == reply_of(mixed, [2], 3)
 
 
 @pytest.mark.acceptance(16)
@@ -144,13 +153,13 @@ def test_cancelling_works_while_the_prompt_is_read_and_in_the_queue(start: Start
 
 
 def test_a_group_of_ids_wakes_its_reader_once(start: StartEngine) -> None:
-    handle = start(StubModel(mixed, delay=0.001)).submit([1], GREEDY, 50)
-    assert len(handle.take()) < 10
-    assert len(handle.take(pause=0.02)) > 3
+    handle = start(StubModel(mixed, delay=0.005)).submit([1], GREEDY, 100)
+    assert handle.take()
+    assert len(handle.take(pause=0.1)) > 3
     began = time.monotonic()
-    while handle.take(pause=5):
+    while handle.take(pause=10):
         pass
-    assert time.monotonic() - began < 2, "the end of a reply interrupts the pause"
+    assert time.monotonic() - began < 5, "the end of a reply interrupts the pause"
 
 
 def test_many_threads_may_submit(start: StartEngine) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model.engine import FAILED_STEPS, EngineError
+from model.handle import Handle
 from model.sampling import SamplingParams
 from tests.engine.conftest import StartEngine
 from tests.stub_model import StubModel, StubPool, mixed, reply_of
@@ -102,22 +103,22 @@ def test_many_guilty_ones_harm_neither_old_nor_new_neighbours(start: StartEngine
 
 
 def test_finding_out_who_failed_holds_nobody_up(start: StartEngine) -> None:
-    failed = threading.Event()
+    joined: list[Handle] = []
 
     def script(ids: list[int]) -> int:
-        if ids[0] == GUILTY and len(ids) == 406 and not failed.is_set():
-            failed.set()
+        if ids[0] == GUILTY and len(ids) == 406 and not joined:
+            joined.append(engine.submit([1], GREEDY, 5))
+            failed_at.append(len(model.steps))
             raise ValueError("broken once")
         return mixed(ids)
 
-    model = StubModel(script, delay=0.001)
+    model, failed_at = StubModel(script), []
     engine = start(model, chunk=8)
     long = [engine.submit([GUILTY] * 405, GREEDY, 4) for _ in range(2)]
-    assert failed.wait(10)
-    steps = len(model.steps)
-    assert list(engine.submit([1], GREEDY, 5)) == reply_of(mixed, [1], 5)
-    assert len(model.steps) < steps + 20
     assert all(list(handle) == reply_of(mixed, [GUILTY] * 405, 4) for handle in long)
+    assert list(joined[0]) == reply_of(mixed, [1], 5)
+    begun = [index for index, step in enumerate(model.steps) if [1] in step.ids]
+    assert begun[0] <= failed_at[0] + 1, "while the two are read again, which takes a hundred steps"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -97,8 +97,13 @@ def test_what_was_held_back_comes_at_the_end(say: Say) -> None:
 
 
 def test_a_stop_counts_what_was_drawn_up_to_it(say: Say) -> None:
-    pieces, metrics = _reply(say("abc" * 3 + "STOP" + "x" * 50), stop=["STOP"])
+    stubbed = say("abc" * 3 + "STOP" + "word " * 5000, delay=0.001)
+    pieces, metrics = _reply(stubbed, stop=["STOP"], max_tokens=10000)
     assert "".join(pieces) == "abc" * 3
+    assert len(stubbed.model.steps) < 1000, "the engine has been told"
+    while stubbed.engine.last_step_age():
+        time.sleep(0.01)
+    assert len(stubbed.model.steps) < 1000
     assert metrics["completion_tokens"] <= len(TOKENIZER.encode("abc" * 3 + "STOP")) + 1
 
 

@@ -67,7 +67,7 @@ def test_a_cancelled_prediction_ends_at_once(stub: Server, way: Callable[[Server
 
 @pytest.mark.acceptance(16)
 def test_generation_stops_within_two_tokens(stub: Server) -> None:
-    with stub.open_stream(order(ids=[98] * 500, delay=0.05), id="two-tokens", max_tokens=500) as events:
+    with stub.open_stream(order(ids=[98] * 500, delay=0.1), id="two-tokens", max_tokens=500) as events:
         seen = "".join(next(event.data["chunk"] for event in events if event.name == "output") for _ in range(4))
         assert stub.cancel("two-tokens") == 200
         rest = Streamed(list(events))

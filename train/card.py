@@ -93,7 +93,7 @@ server's sampler with the same seeds.
 
 
 def data(manifest: dict[str, Any], held_out: bool) -> str:
-    """One group of packages, in a sentence and a list."""
+    """One group of packages in a sentence; the few held-out ones by name."""
     group = [p for p in manifest["packages"] if p["held_out"] == held_out]
     size, files = sum(p["bytes"] for p in group), sum(p["files"] for p in group)
     kinds: Counter[str] = Counter()
@@ -101,8 +101,8 @@ def data(manifest: dict[str, Any], held_out: bool) -> str:
         licence = package["licence"]
         kinds[next((k for k in ("Apache", "BSD", "MIT", "PSF") if k in licence), "PSF")] += 1
     counted = ", ".join(f"{name} {number}" for name, number in kinds.most_common())
-    listed = ", ".join(f"{p['name']} {p['version']}" for p in group)
-    return f"{len(group)} packages, {files} files, {size / 1e6:.1f} MB (by first licence named: {counted}): {listed}."
+    listed = ": " + ", ".join(f"{p['name']} {p['version']}" for p in group) if held_out else ""
+    return f"{len(group)} packages, {files} files, {size / 1e6:.1f} MB (by first licence named: {counted}){listed}."
 
 
 def main() -> None:
@@ -127,12 +127,7 @@ def main() -> None:
         ),
         numbers(results).replace("{device}", results["device"].replace("cpu", "CPU").replace("cuda", "GPU")),
         DATA.format(held_out=data(manifest, True), training=data(manifest, False)),
-        MADE.format(
-            **settings,
-            **{k: last[k] for k in ("steps", "epochs")},
-            tokens=last["tokens"] / 1e6,
-            nats=last["heldout_nats_per_token"],
-        ),
+        MADE.format(**(settings | last | {"tokens": last["tokens"] / 1e6, "nats": last["heldout_nats_per_token"]})),
         LIMITS.format(parameters=parameters),
         SAMPLES,
         *(f"````python\n{sample.rstrip()}\n````\n" for sample in results["samples"]),

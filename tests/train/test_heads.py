@@ -21,7 +21,10 @@ class A:
 
 
 def test_heads() -> None:
-    assert sorted(heads_of(SOURCE)) == ["async def read(self):", 'def size(self, a,\n         b=1):\n    """How many."""']
+    assert sorted(heads_of(SOURCE)) == [
+        "async def read(self):",
+        'def size(self, a,\n         b=1):\n    """How many."""',
+    ]
     assert choose([SOURCE, "not python ("], 5, seed=1) == choose([SOURCE], 5, seed=1)
 
 

@@ -19,7 +19,6 @@ from model.state import StatePool
 
 END_OF_TEXT = 0
 STALLED_AFTER = 30.0  # seconds without the end of a step
-RESTARTS = 2  # so often requests are read again because a step of several failed
 FAILED_STEPS = 8  # so many failed steps in a row, over different requests, are no longer the fault of a request
 
 
@@ -141,7 +140,10 @@ class Engine:
         try:
             drawn = self._forward(parts)
         except Exception as error:  # whatever a model or a device may raise: the engine goes on
-            self._failed(parts, _describe(error))
+            self._failed_steps += 1
+            self._last_error = _describe(error)
+            if guilty := self._scheduler.failed(parts):
+                self._end(guilty, "error", self._last_error)
         else:
             self._failed_steps = 0
             self._deliver(parts, drawn)
@@ -175,12 +177,10 @@ class Engine:
         return torch.tensor(values, dtype=torch.int64, device=self._model.device)
 
     def _deliver(self, parts: list[Part], drawn: list[int | None]) -> None:
-        tokens = iter(drawn)
-        for part in parts:
-            part.sequence.done = part.end
-            if part.draws:
-                part.sequence.passed()
-                self._append(part.sequence, next(tokens))
+        drawing = [part.sequence for part in parts if part.draws]
+        self._scheduler.succeeded(parts)
+        for sequence, token in zip(drawing, drawn, strict=True):
+            self._append(sequence, token)
 
     def _append(self, sequence: Sequence, token: int | None) -> None:
         if token is None:
@@ -200,20 +200,6 @@ class Engine:
     def _release(self, sequence: Sequence) -> None:
         self._scheduler.release(sequence)
         self._sampler.clear_row(sequence.row)
-
-    def _failed(self, parts: list[Part], error: str) -> None:
-        """A step that fails leaves the states of its rows half written. A sequence that ran alone is at fault itself.
-
-        Of several each is read again from its beginning, alone, so that only the one at fault fails. Where that finds
-        none, and they fail together again and again, they are too many, and the one that came last has to go.
-        """
-        self._failed_steps += 1
-        self._last_error = error
-        sequences = [part.sequence for part in parts]
-        if len(sequences) == 1 or max(one.restarts for one in sequences) >= RESTARTS:
-            self._end(max(sequences, key=lambda one: one.handle.submitted), "error", error)
-        for sequence in sequences:
-            sequence.restart()
 
 
 def _describe(error: BaseException) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from model.handle import Handle
 from model.sampling import SamplingParams
 
+RECOVERY = 1 / 64  # by how much steps may grow with each that goes well, after one that was too large
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -24,7 +26,6 @@ class Sequence:
     row: int = -1
     served: int = 0  # the last step that read from it, at first the one at which it got its row
     suspect: bool = False  # was in a step that failed; runs alone until it has drawn a token
-    restarts: int = 0
 
     def __post_init__(self) -> None:
         self.prompt = len(self.ids)
@@ -33,16 +34,6 @@ class Sequence:
     def left(self) -> int:
         """Tokens that the state has not read: 1 while the reply is being written."""
         return len(self.ids) - self.done
-
-    def restart(self) -> None:
-        """Read everything again from an empty state: the state's contents are not known any more."""
-        self.done, self.suspect = 0, True
-        self.restarts += 1
-
-    def passed(self) -> None:
-        """It has drawn a token. One that does so in its turn, not alone on suspicion, has a clean record again."""
-        self.restarts = self.restarts if self.suspect else 0
-        self.suspect = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +63,8 @@ class Scheduler:
         self.active: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self._free = list(range(rows))
+        self._rows = rows
+        self._most = float(rows)  # sequences in a step
         self._step = 0
 
     def __len__(self) -> int:
@@ -120,6 +113,28 @@ class Scheduler:
             part.sequence.served = self._step
         return parts
 
+    def succeeded(self, parts: list[Part]) -> None:
+        """The step has been made: its parts are read."""
+        for part in parts:
+            part.sequence.done = part.end
+            part.sequence.suspect = part.sequence.suspect and not part.draws
+        self._most = min(self._rows, self._most + RECOVERY)
+
+    def failed(self, parts: list[Part]) -> Sequence | None:
+        """The step has failed, and the states of its rows are half written. Returns the sequence at fault, if known.
+
+        A sequence that ran alone is at fault itself. Several are read again from their beginnings, alone, so that only
+        the one at fault fails in the end. They may all pass, for together they were too much (for the memory, say): so
+        steps are half as large from then on, until one at fault is found or many steps have gone well.
+        """
+        if len(parts) == 1:
+            self._most = self._rows
+            return parts[0].sequence
+        self._most = len(parts) / 2
+        for part in parts:
+            part.sequence.done, part.sequence.suspect = 0, True
+        return None
+
     def _share(self, sequences: list[Sequence]) -> list[Part]:
         parts = [self._part(one) for one in sequences if one.left == 1]
         budget = self.chunk
@@ -129,7 +144,7 @@ class Scheduler:
             if size <= budget:
                 parts.append(part)
                 budget -= size
-        return parts
+        return sorted(parts, key=lambda part: part.sequence.served)[: max(1, int(self._most))]
 
     def _part(self, sequence: Sequence) -> Part:
         end = (sequence.done // self.chunk + 1) * self.chunk

@@ -1,5 +1,6 @@
 """Whatever a step does, it is the trouble of one request at most, and health checks tell the truth."""
 
+import random
 import threading
 import time
 
@@ -72,7 +73,7 @@ def test_the_same_request_gives_the_same_after_cancelled_and_failed_ones(start: 
     assert list(engine.submit([4, 5], GREEDY, 9)) == first
 
 
-def test_a_step_that_fails_only_for_all_together_still_comes_to_an_end(start: StartEngine) -> None:
+def test_a_step_that_is_too_large_is_made_smaller(start: StartEngine) -> None:
     class TooSmall(StubModel):
         def forward(self, ids: Tensor, pool: StubPool, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
             if len(rows) > 1:
@@ -82,12 +83,9 @@ def test_a_step_that_fails_only_for_all_together_still_comes_to_an_end(start: St
     model = TooSmall(mixed)
     engine = start(model)
     handles = [engine.submit([n], GREEDY, 50) for n in (1, 2, 3)]
-    assert list(handles[0]) == reply_of(mixed, [1], 50), "the one that came first remains"
-    for n, handle in enumerate(handles[1:], start=2):
-        ids = list(handle)
-        assert ids == reply_of(mixed, [n], 50)[: len(ids)]
-        assert "no room for two" in handle.error
-    assert len(model.steps) < 100
+    for n, handle in enumerate(handles, start=1):
+        assert list(handle) == reply_of(mixed, [n], 50)
+    assert len(model.steps) < 200
     assert list(engine.submit([8], GREEDY, 3)) == reply_of(mixed, [8], 3)
 
 
@@ -100,6 +98,29 @@ def test_many_guilty_ones_harm_neither_old_nor_new_neighbours(start: StartEngine
         assert len(list(guilty)) == 3 and guilty.finish_reason == "error"
         assert list(new) == reply_of(mixed, [n], 10)
     assert list(old) == reply_of(mixed, [1], 200)
+
+
+@pytest.mark.acceptance(18)
+@pytest.mark.parametrize("seed", range(5))
+def test_in_any_mixture_the_guilty_fail_and_no_other(start: StartEngine, seed: int) -> None:
+    random_ = random.Random(seed)
+
+    def script(ids: list[int]) -> int:
+        if ids[0] == GUILTY and len(ids) > ids[1] + 2:
+            raise ValueError("broken")
+        return mixed(ids)
+
+    engine = start(StubModel(script, delay=0.0003), rows=6)
+    sent = []
+    for n in range(60):
+        guilty = random_.random() < 0.3
+        prompt = [GUILTY if guilty else n, random_.randrange(20), *([5] * random_.randrange(3))]
+        sent.append((guilty, prompt, engine.submit(prompt, GREEDY, 25)))
+        time.sleep(random_.random() * 0.003)
+    for guilty, prompt, handle in sent:
+        ids = list(handle)
+        assert ids == reply_of(mixed, prompt, 25)[: len(ids)]
+        assert handle.finish_reason == ("error" if guilty else "length"), handle.error
 
 
 def test_finding_out_who_failed_holds_nobody_up(start: StartEngine) -> None:

@@ -36,8 +36,9 @@ def test_every_size(weight: torch.dtype, device: str, guard) -> None:
                 out = cog_rwkv_ops.linear(x, matrix)
                 assert out.shape == (n, m)
                 right, most = wanted(x, matrix), wanted(x.abs(), matrix.abs())
-                # Few terms may cancel, so what is rounded is measured against the sum of their sizes.
-                assert (out.cpu() - right).norm() <= limit(weight, device) * most.norm(), (n, k, m)
+                # Few terms may cancel and share one rounding: a unit of it, against the sum of their sizes.
+                unit = 0.0 if device == "cpu" else torch.finfo(weight).eps / 2
+                assert (out.cpu() - right).norm() <= (unit + BOUND[F32]) * most.norm(), (n, k, m)
 
 
 @every_weight

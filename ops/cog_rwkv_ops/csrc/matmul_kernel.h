@@ -3,19 +3,25 @@
 // Every sum has one order, whatever the range: lane i of a V takes the terms k = i, i + 16, i + 32, ... one after the
 // other, and sum() adds the lanes. So a result depends neither on the number of rows of x nor on the threads.
 
-// The lanes of the sums for R rows of the weight and T rows of x, lanes[t * R + r]. The weight's memory `ahead`
-// elements further on is fetched into the cache meanwhile.
-template <int R, int T, class W>
-COG_RWKV_INLINE void matmul_tile(const W* weight, const float* x, int64_t k_size, int64_t ahead, V* lanes) {
+// How many elements of the weight further on memory is fetched into the cache meanwhile: 16 rows, or 8192 elements and
+// more where rows are short. A multiple of 16 rows, so that what is fetched is used when that many rows are done.
+COG_RWKV_INLINE int64_t fetch_ahead(int64_t k_size) {
+  return k_size == 0 ? 0 : 16 * k_size * (1 + 8191 / (16 * k_size));
+}
+
+// The lanes of the sums for R rows of the weight and T rows of x, lanes[t * R + r].
+template <int R, int T, bool fetch, class W>
+COG_RWKV_INLINE void matmul_tile(const W* weight, const float* x, int64_t k_size, V* lanes) {
   for (int i = 0; i < R * T; ++i) lanes[i] = splat(0.0f);
-  int64_t k = 0;
-  for (; k + 16 <= k_size; k += 16) {
+  int64_t k = 0, later = fetch_ahead(k_size);
+  for (; k + 16 <= k_size; k += 16, later += 16) {
+    asm("" : "+r"(later));  // a second index: GCC would rather keep a second pointer for every row, on the stack
     V xs[T];
     for (int t = 0; t < T; ++t) xs[t] = load(x + t * k_size + k);
     for (int r = 0; r < R; ++r) {
-      const W* w = weight + r * k_size + k;
-      if (ahead != 0) __builtin_prefetch(w + ahead, 0, 2);
-      const V ws = load(w);
+      const W* row = weight + r * k_size;
+      if constexpr (fetch) __builtin_prefetch(row + later, 0, 2);
+      const V ws = load(row + k);
       for (int t = 0; t < T; ++t) lanes[t * R + r] = fma(ws, xs[t], lanes[t * R + r]);
     }
   }
@@ -39,11 +45,14 @@ COG_RWKV_INLINE void matmul_sums(const V* lanes, float* sums) {
 }
 
 // R rows from m on, T rows of x from n on. `weight` is the row m, in its own type or widened.
-template <int R, int T, class W>
-COG_RWKV_INLINE void matmul_block(const MatmulArgs& a, const W* weight, int64_t m, int64_t n, int64_t ahead) {
+template <int R, int T, bool fetch, class W>
+COG_RWKV_INLINE void matmul_block(const MatmulArgs& a, const W* weight, int64_t m, int64_t n) {
+  constexpr int step = T == 1 && R > 8 ? 8 : R;  // more than 8 rows at once are too many pointers
   V lanes[R * T];
   float sums[R * T];
-  matmul_tile<R, T>(weight, a.x + n * a.k_size, a.k_size, ahead, lanes);
+  for (int r = 0; r < R; r += step) {
+    matmul_tile<step, T, fetch>(weight + r * a.k_size, a.x + n * a.k_size, a.k_size, lanes + r);
+  }
   matmul_sums<R * T>(lanes, sums);
   for (int t = 0; t < T; ++t) {
     float* out = a.out + (n + t) * a.m_size + m;
@@ -54,29 +63,31 @@ COG_RWKV_INLINE void matmul_block(const MatmulArgs& a, const W* weight, int64_t 
 }
 
 // `rows` rows from m on, T rows of x from n on.
-template <int T, class W>
-COG_RWKV_INLINE void matmul_columns(const MatmulArgs& a, const W* weight, int64_t m, int64_t rows, int64_t n,
-                                    bool fetch) {
+template <int T, bool fetch, class W>
+COG_RWKV_INLINE void matmul_columns(const MatmulArgs& a, const W* weight, int64_t m, int64_t rows, int64_t n) {
   constexpr int R = kAccumulators / T;
   int64_t r = 0;
-  for (; r + R <= rows; r += R) {
-    matmul_block<R, T>(a, weight + r * a.k_size, m + r, n, fetch ? R * a.k_size : 0);
-  }
-  for (; r < rows; ++r) matmul_block<1, T>(a, weight + r * a.k_size, m + r, n, 0);
+  for (; r + R <= rows; r += R) matmul_block<R, T, fetch>(a, weight + r * a.k_size, m + r, n);
+  for (; r < rows; ++r) matmul_block<1, T, false>(a, weight + r * a.k_size, m + r, n);
 }
 
-// `rows` rows from m on, against rows n0 to n1 of x.
-template <class W>
-void matmul_panel(const MatmulArgs& a, const W* weight, int64_t m, int64_t rows, int64_t n0, int64_t n1, bool fetch) {
+// `rows` rows from m on, against rows n0 to n1 of x. What comes after is fetched once, if at all.
+template <bool fetch, class W>
+void matmul_panel(const MatmulArgs& a, const W* weight, int64_t m, int64_t rows, int64_t n0, int64_t n1) {
+  constexpr int T = kAccumulators >= 4 ? 4 : 2;
   int64_t n = n0;
-  if constexpr (kAccumulators >= 4) {
-    for (; n + 4 <= n1; n += 4) matmul_columns<4>(a, weight, m, rows, n, fetch && n == n0);
+  if (fetch && n + T <= n1) {
+    matmul_columns<T, true>(a, weight, m, rows, n);
+    n += T;
   }
-  for (; n + 2 <= n1; n += 2) matmul_columns<2>(a, weight, m, rows, n, fetch && n == n0);
-  for (; n < n1; ++n) matmul_columns<1>(a, weight, m, rows, n, fetch && n == n0);
+  for (; n + T <= n1; n += T) matmul_columns<T, false>(a, weight, m, rows, n);
+  if constexpr (T > 2) {
+    for (; n + 2 <= n1; n += 2) matmul_columns<2, fetch>(a, weight, m, rows, n);
+  }
+  for (; n < n1; ++n) matmul_columns<1, fetch>(a, weight, m, rows, n);
 }
 
-// Rows m0 to m1 of the weight against rows n0 to n1 of x. `panel` has room for 8 rows of floats.
+// Rows m0 to m1 of `matrix` against rows n0 to n1 of x. `panel` has room for 8 rows of floats.
 template <class W>
 void matmul_range(const MatmulArgs& a, const W* matrix, int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* panel) {
   const bool many = n1 - n0 >= 16;  // then it pays to widen a few rows once and keep them in the nearest cache
@@ -84,12 +95,12 @@ void matmul_range(const MatmulArgs& a, const W* matrix, int64_t m0, int64_t m1, 
   for (int64_t m = m0; m < m1; m += step) {
     const int64_t rows = m1 - m < step ? m1 - m : step;
     const W* weight = matrix + m * a.k_size;
-    if (!many || sizeof(W) == sizeof(float)) {
-      matmul_panel(a, weight, m, rows, n0, n1, !many);
+    if (!many) {
+      matmul_panel<true>(a, weight, m, rows, n0, n1);
       continue;
     }
     const int64_t size = rows * a.k_size;
     for (int64_t i = 0; i < size; i += 16) store_upto(panel + i, load_upto(weight + i, size - i), size - i);
-    matmul_panel(a, panel, m, rows, n0, n1, false);
+    matmul_panel<false>(a, panel, m, rows, n0, n1);
   }
 }

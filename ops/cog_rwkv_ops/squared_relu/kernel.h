@@ -30,12 +30,14 @@ void active_neurons(const float* k, int64_t f_size, int64_t tokens, int32_t* ind
 template <int T, int columns, class W>
 COG_RWKV_INLINE void add_rows(const ActiveNeurons& active, int64_t begin, int64_t end, const W* weight_t,
                               int64_t c_size, int64_t left, int64_t tokens, float* total) {
-  constexpr int64_t kAhead = 8;
+  constexpr int64_t kAhead = 12;
   V sums[T * columns];
+#pragma GCC unroll 32  // in full, or the sums are kept in memory
   for (int i = 0; i < T * columns; ++i) sums[i] = splat(0.0f);
   for (int64_t i = begin; i < end; ++i) {
     const W* row = weight_t + active.index[i] * c_size;
     const W* later = weight_t + active.index[i + kAhead < active.count ? i + kAhead : i] * c_size;
+#pragma GCC unroll 32
     for (int j = 0; j < columns; ++j) {
       if (j * 16 * sizeof(W) % 64 == 0) __builtin_prefetch(later + j * 16, 0, 2);
       const V w = columns == 1 ? load_upto(row, left) : load(row + j * 16);
@@ -44,9 +46,14 @@ COG_RWKV_INLINE void add_rows(const ActiveNeurons& active, int64_t begin, int64_
   }
   for (int t = 0; t < T; ++t) {
     if (t >= tokens) break;
+    float* to = total + t * c_size;
+#pragma GCC unroll 32
     for (int j = 0; j < columns; ++j) {
-      float* to = total + t * c_size + j * 16;
-      store_upto(to, load_upto(to, left - j * 16) + sums[t * columns + j], left - j * 16);
+      if (columns == 1) {
+        store_upto(to, load_upto(to, left) + sums[t], left);
+      } else {
+        store(to + j * 16, load(to + j * 16) + sums[t * columns + j]);
+      }
     }
   }
 }
@@ -59,7 +66,7 @@ COG_RWKV_INLINE void add_columns(const ActiveNeurons& active, int64_t begin, int
     add_rows<T, columns>(active, begin, end, weight_t + c, c_size, c1 - c, tokens, total + c);
   }
   if constexpr (columns > 1) {
-    add_columns<T, columns / 2>(active, begin, end, weight_t, c_size, c, c1, tokens, total);
+    add_columns<T, columns == 24 ? 16 : columns / 2>(active, begin, end, weight_t, c_size, c, c1, tokens, total);
   } else if (c < c1) {
     add_rows<T, 1>(active, begin, end, weight_t + c, c_size, c1 - c, tokens, total + c);
   }
@@ -69,7 +76,8 @@ COG_RWKV_INLINE void add_columns(const ActiveNeurons& active, int64_t begin, int
 template <int T, class W>
 void squared_relu_rows(const ActiveNeurons* active, int64_t blocks, int64_t tokens, const W* weight_t, int64_t f_size,
                        int64_t c_size, int64_t c0, int64_t c1, float* total) {
-  constexpr int columns = kAccumulators >= T ? kAccumulators / T : 1;
+  // For one token as many as there are registers: its rows lie anywhere, and long pieces of them are read faster.
+  constexpr int columns = T == 1 && kAccumulators == 16 ? 24 : kAccumulators >= T ? kAccumulators / T : 1;
   for (int64_t n = 0; n < tokens; ++n) {
     for (int64_t c = c0; c < c1; ++c) total[n * c_size + c] = 0.0f;
   }

@@ -70,6 +70,7 @@ class Engine:
         if not ids or min(ids) < 0 or max(ids) >= self._model.vocab_size:
             raise ValueError(f"ids: one or more from 0 to {self._model.vocab_size - 1} are needed, got {len(ids)}")
         sequence = Sequence(list(ids), params, max_tokens, handle or Handle())
+        sequence.handle.submitted = time.monotonic()
         with self._work:
             if self._stopping or not self._thread.is_alive():
                 raise EngineError(f"the engine has stopped{self._because()}")

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from model import checkpoint
 from model.device import choose_device, choose_dtype
 from model.engine import Engine, EngineError
+from model.errors import RwkvError
 from model.handle import FinishReason, Handle
 from model.logs import get_logger
 from model.request import Request
@@ -88,9 +89,13 @@ class Reply:
     def __iter__(self) -> Iterator[str]:
         """Pieces of text, never empty and never with part of a character: the first at once, then one each interval.
 
-        Raises EngineError where the reply fails; a cancelled one just ends.
+        Raises RequestError or EngineError where the reply fails; a cancelled one just ends.
         """
-        self._submit()
+        try:
+            self._submit()
+        except RwkvError as error:
+            self._handle.finish("error", str(error))
+            raise
         pause = 0.0
         while not self._text.stopped and (ids := self._handle.take(pause)):
             if piece := self._read(ids):

@@ -51,6 +51,7 @@ def test_a_dead_driver_thread_is_unhealthy(launch: Callable[..., Server]) -> Non
     assert "thread is dead" in health["user_healthcheck_error"]
     late = server.predict(order(words=3))
     assert late["status"] == "failed" and "has stopped" in late["error"]
+    assert late["metrics"]["finish_reason"] == "error"
 
 
 def test_a_step_that_does_not_end_is_unhealthy_until_it_does(launch: Callable[..., Server]) -> None:

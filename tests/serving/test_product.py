@@ -96,6 +96,20 @@ def _said(server: Server) -> list[str]:
     return (server.health()["setup"]["logs"] + server.log.read_text(errors="replace")).splitlines()
 
 
+@pytest.mark.gpu
+def test_it_serves_on_a_gpu(launch: Callable[..., Server]) -> None:
+    server = launch(runner=PRODUCT, COG_RWKV_DEVICE="cuda")
+    assert "event=ready device=cuda:0 dtype=torch.float16" in server.log.read_text(errors="replace")
+    server.defaults = {"temperature": 0.0, "max_tokens": 100}
+    first = server.text(PROMPT)
+    assert len(first) > 100
+    with ThreadPoolExecutor(16) as pool:
+        texts = list(pool.map(server.text, [f"{PROMPT}    # {n}\n" for n in range(32)]))
+    assert all(texts)
+    assert server.text(PROMPT) == first, "the same bytes on an idle server"
+    assert server.health()["status"] == "READY"
+
+
 @pytest.mark.slow
 @pytest.mark.acceptance(17)
 def test_eight_streams_are_three_times_as_fast_as_one(launch: Callable[..., Server], tmp_path: Path) -> None:

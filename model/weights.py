@@ -65,7 +65,8 @@ class _HugePages:
 
     def __init__(self, block: int = 64 << 20, align: int = 64) -> None:
         self._block, self._align = block, align
-        self._memory, self._used = None, 0
+        self._memory: mmap.mmap | None = None
+        self._used = 0
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """An uninitialised row-major tensor, aligned to a cache line."""

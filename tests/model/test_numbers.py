@@ -47,7 +47,7 @@ def test_logits_against_float64(tmp_path, device: str, dtype: torch.dtype) -> No
 
 
 def rigged() -> dict[str, Tensor]:
-    """Sums past 65,504: projections of 512 ones by 200, a key of 300 squared; decay inputs -20, 20, -inf; a zero key."""
+    """Sums past 65,504: projections of 512 ones by 200, a key of 300 squared. Decays of -20, 20, -inf; a zero key."""
     tensors = tiny.tensors(tiny.Shape(width=512, vocab=512), torch.float32)
     for layer in range(2):
         block = f"blocks.{layer}."

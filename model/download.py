@@ -87,6 +87,11 @@ class _Note:
         except (OSError, ValueError, TypeError):
             return None
 
+    def agrees(self, said: "_Note") -> bool:
+        """Whether ``said`` can be the same file; a size that one of them does not know says nothing."""
+        sizes = {self.size, said.size} - {None}
+        return (self.url, self.validator) == (said.url, said.validator) and len(sizes) < 2
+
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
 
@@ -133,15 +138,16 @@ class _Download:
         return bool(note.sha256) and self.wanted_sha256 in (None, note.sha256)
 
     def _download(self) -> None:
-        failures, limits = 0, httpx.Timeout(TIMEOUT)
+        failures, most, limits = 0, 0, httpx.Timeout(TIMEOUT)
         with httpx.Client(follow_redirects=True, timeout=limits, headers={"Accept-Encoding": "identity"}) as client:
             while True:
-                before = self._part_size()
                 try:
                     note = self._attempt(client)
                     break
                 except (_Interrupted, httpx.TransportError) as error:
-                    failures = 1 if self._part_size() > before else failures + 1
+                    # More than ever before, for what comes again after starting over is no progress.
+                    failures = 1 if self._part_size() > most else failures + 1
+                    most = max(most, self._part_size())
                     if failures >= ATTEMPTS:
                         raise DownloadError(
                             f"{_shown(self.url)}: {error or type(error).__name__}; gave up after {ATTEMPTS} attempts"
@@ -170,7 +176,7 @@ class _Download:
             said = self._described(response)
             if response.status_code != 206:
                 have = 0
-            elif note is None or said != note or _range_start(response) != have:
+            elif note is None or not note.agrees(said) or _range_start(response) != have:
                 self.part.unlink(missing_ok=True)
                 raise _Interrupted("the server's file changed in between")
             self._check_space(said, have)
@@ -262,32 +268,44 @@ def _range_start(response: httpx.Response) -> int | None:
 
 def _fetch_from_hub(url: str, sha256: str | None, cache: Path | None, progress: bool) -> Path:
     """``hf://org/repository[@revision]/file`` through huggingface_hub; HF_ENDPOINT, HF_TOKEN and HF_HOME count."""
-    from huggingface_hub import hf_hub_download  # it takes long to import
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
     match = re.fullmatch(r"hf://([^/]+/[^/@]+)(?:@([^/]+))?/(.+)", url, re.IGNORECASE)
     if not match:
         raise DownloadError(f"{url}: wanted hf://org/repository/file or hf://org/repository@revision/file")
     repository, revision, name = match.groups()
-    try:
-        path = Path(
-            hf_hub_download(
-                repository,
-                name,
-                revision=revision,
-                cache_dir=cache,
-                endpoint=os.environ.get("HF_ENDPOINT"),
-                tqdm_class=None if progress else _SilentBar,
-            )
-        )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise DownloadError(f"{url}: {' '.join(str(error).split())[:300]}") from None
+    path = _ask_hub(url, repository, revision, name, cache, progress)
     found = file_sha256(path) if sha256 else None
     if found != sha256:
         raise DownloadError(
             f"{url}: found sha256 {found}, wanted {sha256}; check the digest, or delete {path} and try again"
         )
     return path
+
+
+def _ask_hub(url: str, repository: str, revision: str | None, name: str, cache: Path | None, progress: bool) -> Path:
+    """The file in huggingface_hub's cache. It goes on by itself after some failures; a reset, say, it lets through."""
+    import httpx2  # what huggingface_hub asks with
+    from huggingface_hub import hf_hub_download  # it takes long to import
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    bar = None if progress else _SilentBar
+    endpoint = os.environ.get("HF_ENDPOINT")
+    for attempt in range(ATTEMPTS):
+        try:
+            return Path(
+                hf_hub_download(repository, name, revision=revision, cache_dir=cache, endpoint=endpoint, tqdm_class=bar)
+            )
+        except httpx2.TransportError as error:
+            problem = f"{_one_line(error)}; gave up after {ATTEMPTS} attempts"
+            if attempt + 1 < ATTEMPTS:
+                time.sleep(BACKOFF * 2**attempt)
+        # RuntimeError is what its compiled downloader (hf_xet) raises.
+        except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, RuntimeError) as error:
+            raise DownloadError(f"{url}: {_one_line(error)}") from None
+    raise DownloadError(f"{url}: {problem}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 class _SilentBar(tqdm):

@@ -1,6 +1,8 @@
 """A small HTTP server on this machine whose faults a test can choose."""
 
 import hashlib
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,9 +18,11 @@ class Site:
     files: dict[str, bytes] = field(default_factory=dict)
     etag: str | None = None  # None: made of the bytes; "": none is sent
     cuts: list[int] = field(default_factory=list)  # bytes after which each of the next answers breaks off
+    resets: bool = False  # a cut resets the connection
     statuses: list[int] = field(default_factory=list)  # of the next answers, in place of the file
     ranges: bool = True
     length: int | None = None  # a wrong Content-Length
+    chunked: bool = False  # answers of the whole file name no length
     headers: dict[str, str] = field(default_factory=dict)  # "" takes a header away
     address: str = ""
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
@@ -45,6 +49,7 @@ def serve() -> Iterator[Site]:
 
 class _Handler(BaseHTTPRequestHandler):
     site: Site
+    protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
         self._answer(send_body=False)
@@ -76,11 +81,26 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if start is not None:
             headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+        chunked = site.chunked and start is None
+        if chunked:
+            headers |= {"Content-Length": "", "Transfer-Encoding": "chunked"}
         self._head(200 if start is None else 206, headers | site.headers)
         if send_body:
-            rest = body[start or 0 :]
             with suppress(ConnectionError):  # the client has seen enough
-                self.wfile.write(rest[: site.cuts.pop(0)] if site.cuts else rest)
+                self._send(body[start or 0 :], chunked)
+
+    def _send(self, rest: bytes, chunked: bool) -> None:
+        """All of ``rest``, in one chunk where ``chunked``, or the next cut of it."""
+        if chunked:
+            self.wfile.write(f"{len(rest):x}\r\n".encode())
+        if self.site.cuts:
+            self.wfile.write(rest[: self.site.cuts.pop(0)])
+            if self.site.resets:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.rfile.close()
+                self.connection.close()
+        else:
+            self.wfile.write(rest + b"\r\n0\r\n\r\n" if chunked else rest)
 
     def _start(self, body: bytes, etag: str, asked: Message) -> int | None:
         """The first byte of a range that is to be answered as one."""
@@ -94,6 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
+        self.send_header("Connection", "close")
         for name, value in headers.items():
             if value:
                 self.send_header(name, value)

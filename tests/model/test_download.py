@@ -115,6 +115,34 @@ def test_without_a_strong_validator_it_starts_over(site: Site, tmp_path: Path, e
     assert [asked for _, _, asked in site.requests] == [None, None]
 
 
+def test_a_size_that_only_the_rest_of_a_file_names(site: Site, tmp_path: Path) -> None:
+    site.chunked, site.cuts = True, [300_000]
+    assert fetch(site, tmp_path).read_bytes() == DATA
+    assert [asked for _, _, asked in site.requests] == [None, "bytes=300000-"]
+
+
+def test_starting_over_is_no_progress(site: Site, tmp_path: Path) -> None:
+    """A server without ranges that always breaks off in the same place is given up."""
+    site.ranges, site.cuts = False, [300_000] * 20
+    with pytest.raises(DownloadError, match="gave up after 5 attempts"):
+        fetch(site, tmp_path)
+    assert len(site.requests) == 5
+
+
+def test_a_file_that_changes_with_each_answer_is_given_up(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.cuts = [300_000] * 50
+
+    def change(_: float) -> None:
+        site.files["a/model.pth"] = site.files["a/model.pth"][::-1]
+
+    monkeypatch.setattr(download.time, "sleep", change)
+    monkeypatch.setattr("tests.model.file_server._Handler._start", lambda self, *_: _asked(self.headers))
+    with pytest.raises(DownloadError, match="gave up after 5 attempts"):
+        fetch(site, tmp_path)
+
+
 def test_a_server_without_ranges_is_asked_anew(site: Site, tmp_path: Path) -> None:
     site.ranges, site.cuts = False, [300_000]
     assert fetch(site, tmp_path).read_bytes() == DATA
@@ -247,6 +275,20 @@ def test_a_file_of_the_hub(hub: Site, tmp_path: Path, name: str) -> None:
 def test_a_file_of_the_hub_with_a_wrong_digest(hub: Site, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=f"found sha256 {digest(DATA)}"):
         download.fetch(f"hf://org/some-model/sub/model.pth#sha256={'0' * 64}", tmp_path, progress=False)
+
+
+def test_a_reset_download_from_the_hub_is_tried_again(hub: Site, tmp_path: Path) -> None:
+    hub.resets, hub.cuts = True, [300_000, 300_000]
+    path = download.fetch("hf://org/some-model/sub/model.pth", tmp_path, progress=False)
+    assert path.read_bytes() == DATA
+
+
+def test_a_hub_that_always_resets_is_given_up_in_one_line(hub: Site, tmp_path: Path) -> None:
+    hub.resets, hub.cuts = True, [300_000] * 50
+    with pytest.raises(DownloadError, match=r"E110 hf://org/some-model/sub/model\.pth: .*gave up after 5") as error:
+        download.fetch("hf://org/some-model/sub/model.pth", tmp_path, progress=False)
+    assert "\n" not in str(error.value)
+    assert len([asked for asked in hub.requests if asked[0] == "GET" and "resolve" in asked[1]]) == 5
 
 
 def test_a_file_that_the_hub_does_not_have(hub: Site, tmp_path: Path) -> None:

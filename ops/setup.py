@@ -11,7 +11,6 @@ import fcntl
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -28,6 +27,9 @@ except ImportError as missing:
     ) from None
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))  # not there when pip builds
+from nvcc import find_nvcc  # noqa: E402
+
 ARCHITECTURES = "8.0 8.6 8.9 9.0a 10.0 12.0+PTX"
 # The oldest torch whose stable ABI we use: what is built here runs on it and on newer ones.
 MACROS = [("TORCH_TARGET_VERSION", "0x020a000000000000")]
@@ -45,16 +47,6 @@ os.environ["PATH"] = sysconfig.get_path("scripts") + os.pathsep + os.environ.get
 
 def say(line: str) -> None:
     print(f"cog_rwkv_ops: {line}", file=sys.stderr, flush=True)
-
-
-def find_nvcc() -> Path | None:
-    """The CUDA compiler: in CUDA_HOME, on PATH, in /usr/local/cuda, or PyPI's in this environment."""
-    home = os.environ.get("CUDA_HOME")
-    pypi = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "nvcc"
-    for candidate in (home and f"{home}/bin/nvcc", shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc", pypi):
-        if candidate and os.access(candidate, os.X_OK):
-            return Path(candidate)
-    return None
 
 
 def wanted_nvcc() -> Path | None:

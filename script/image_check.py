@@ -69,6 +69,7 @@ class Image:
 
     @property
     def python(self) -> Path:
+        """The image's Python."""
         return self.folder / "venv/bin/python"
 
     def step(self, name: str, command: list[str] | str, **variables: str) -> None:
@@ -96,7 +97,7 @@ class Image:
         extra = {"CFLAGS": ""}
         if not all_architectures:
             extra["TORCH_CUDA_ARCH_LIST"] = "9.0a"
-        if not has_nvcc():
+        if not self.has_nvcc():
             print("image-check: NO NVCC ON THIS MACHINE: COG_RWKV_CUDA=0, the CUDA library is not checked", flush=True)
             extra["COG_RWKV_CUDA"] = "0"
         copy_context(self.root, self.folder / "context")
@@ -107,6 +108,11 @@ class Image:
                 command = re.sub(rf"(?<=\s){re.escape(mount['target'])}(?=\s|$)", str(self.folder / "ops"), command)
             self.step("build.run", command, **extra)
         shutil.rmtree(self.folder / "ops")  # a mount is gone after its step
+
+    def has_nvcc(self) -> bool:
+        """Whether ops/setup.py, run by the image's Python, finds a CUDA compiler."""
+        command = [self.python, self.root / "ops/nvcc.py"]
+        return subprocess.run(command, env=self.variables, stdout=subprocess.DEVNULL, check=False).returncode == 0
 
     def copy_source(self) -> None:
         """`COPY . /src` and the layer with the schema."""
@@ -124,11 +130,6 @@ def split_run(entry: str) -> tuple[dict[str, str], str]:
     return mount, entry.strip()
 
 
-def has_nvcc() -> bool:
-    """Whether there is a CUDA compiler, where ops/setup.py looks for one."""
-    return shutil.which("nvcc") is not None or Path(os.environ.get("CUDA_HOME", ""), "bin/nvcc").is_file()
-
-
 def check_library(image: Image) -> None:
     """The operators come from site-packages, whatever stands in /src, and both libraries are there."""
     source = image.folder / "src"
@@ -142,7 +143,7 @@ def check_library(image: Image) -> None:
     check("site-packages" in where.parts, f"the operators in use are the installed ones ({where})")
     libraries = {path.name.partition(".")[0] for path in where.glob("*.so")}
     check("_cpu" in libraries, "the CPU library is installed")
-    if has_nvcc():
+    if image.has_nvcc():
         check("_cuda" in libraries, "the CUDA library is installed")
 
 

@@ -169,7 +169,7 @@ def install(ops: Path, to: Path, **environment: str) -> subprocess.CompletedProc
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_builds_under_the_flags_of_cog_without_a_gpu(tmp_path: Path) -> None:
     ops = copy_of_ops(tmp_path / "ops")
-    nvcc = shutil.which("nvcc") is not None
+    nvcc = run(sys.executable, ops / "nvcc.py").returncode == 0
     built = install(
         ops,
         tmp_path / "site",
@@ -216,7 +216,8 @@ def test_a_missing_nvcc_is_one_line(tmp_path: Path) -> None:
     if list(Path(torch.__file__).parents[1].glob("nvidia/cu13/bin/nvcc")):
         pytest.skip("this environment has an nvcc from PyPI")
     setup = copy_of_ops(tmp_path / "ops") / "setup.py"
-    setup.write_text(setup.read_text().replace("/usr/local/cuda/bin/nvcc", "/nowhere/nvcc"))
+    finder = setup.with_name("nvcc.py")
+    finder.write_text(finder.read_text().replace("/usr/local/cuda/bin/nvcc", "/nowhere/nvcc"))
     environment = {"PATH": str(tmp_path), "CUDA_HOME": ""}
     without = run(sys.executable, setup, "--version", **environment, COG_RWKV_CUDA="")
     assert without.returncode == 0

@@ -1,5 +1,7 @@
 """What goes into the image: .dockerignore and the build.run entry of cog.yaml. script/image-check builds it."""
 
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import yaml
 
 from script.cog_schema import ROOT
 from script.dockerignore import copy_context, is_ignored, patterns
-from script.image_check import split_run
+from script.image_check import Image, split_run
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,25 @@ def test_the_operators_are_compiled_from_the_mounted_folder() -> None:
     mount, command = split_run(entry)
     assert mount == {"type": "bind", "source": "ops", "target": "/ops", "rw": ""}
     assert command == "uv pip install --break-system-packages --no-build-isolation --no-deps /ops"
+
+
+def test_image_check_finds_nvcc_where_the_build_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, usual = tmp_path / "root", tmp_path / "cuda/bin/nvcc"
+    (root / "ops").mkdir(parents=True)
+    shutil.copy(ROOT / "cog.yaml", root)
+    finder = (ROOT / "ops/nvcc.py").read_text()
+    (root / "ops/nvcc.py").write_text(finder.replace("/usr/local/cuda/bin/nvcc", str(usual)))
+    python = tmp_path / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(python.parent))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    image = Image(tmp_path, root)
+    assert not image.has_nvcc()
+    usual.parent.mkdir(parents=True)
+    usual.write_text("")
+    usual.chmod(0o755)
+    assert image.has_nvcc()
 
 
 def test_every_requirement_is_pinned() -> None:

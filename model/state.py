@@ -12,8 +12,8 @@ from model.config import Config
 class SavedState:
     """The state of one sequence, apart from any pool.
 
-    ``wkv`` is float32 [layers, heads, head_size (value), head_size (key)]; ``shift`` is float32 [layers, 2, width]:
-    the last normalised input of time mix (0) and of channel mix (1).
+    ``wkv`` is [layers, heads, head_size (value), head_size (key)] in the pool's dtype; ``shift`` is float32
+    [layers, 2, width]: the last normalised input of time mix (0) and of channel mix (1).
     """
 
     wkv: Tensor
@@ -23,24 +23,26 @@ class SavedState:
 class StatePool:
     """``rows`` recurrent states on one device, updated in place by the operators.
 
-    ``wkv`` is float32 [layers, rows, heads, head_size (value), head_size (key)]; ``shift`` is float32
-    [layers, 2, rows, width]. A layer's slice of either is contiguous, as the operators ask. A new pool is all zeros,
-    which is the state of an empty context.
+    ``wkv`` is [layers, rows, heads, head_size (value), head_size (key)], float32 unless the pool was made with a
+    16-bit ``dtype``: half the memory and traffic, and an error that grows with the length of the text (README.md has
+    the figures). ``shift`` is float32 [layers, 2, rows, width]. A layer's slice of either is contiguous, as the
+    operators ask. A new pool is all zeros, which is the state of an empty context.
     """
 
-    def __init__(self, config: Config, rows: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        config: Config,
+        rows: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         """Allocate the pool. Raises ValueError where ``rows`` is less than 1."""
         if rows < 1:
             raise ValueError(f"rows: a state pool needs at least 1 row, got {rows}")
         self.rows = rows
         head = config.head_size
-        self.wkv = torch.zeros(config.layers, rows, config.heads, head, head, dtype=torch.float32, device=device)
+        self.wkv = torch.zeros(config.layers, rows, config.heads, head, head, dtype=dtype, device=device)
         self.shift = torch.zeros(config.layers, 2, rows, config.width, dtype=torch.float32, device=device)
-
-    @staticmethod
-    def bytes_per_row(config: Config) -> int:
-        """Bytes of device memory that one sequence takes."""
-        return 4 * config.layers * config.width * (config.head_size + 2)
 
     def clear(self, row: int) -> None:
         """Make ``row`` the state of an empty context."""

@@ -11,6 +11,7 @@ from model import checkpoint
 from model.rwkv7 import RWKV7
 from model.state import StatePool
 from tests import tiny
+from tests.plain import Plain
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-4  # relative L2
@@ -41,13 +42,19 @@ def device(request) -> str:
 
 
 @pytest.fixture(scope="module", params=[*SHAPES, "embedded"])
-def pair(request, device, tmp_path_factory, peer_class):
-    """Our model and the peer's, with the same weights."""
+def path(request, tmp_path_factory) -> Path:
+    """A checkpoint in the form that the peer reads."""
     path = tmp_path_factory.mktemp("parity") / "model.pth"
     if request.param == "embedded":
         torch.save(load_file(next((ROOT / "weights").glob("*.safetensors"))), path)
     else:
         tiny.write(SHAPES[request.param], path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair(path, device, peer_class):
+    """Our model and the peer's, with the same weights."""
     ours = RWKV7.load(checkpoint.load(path), device, torch.float32, progress=False)
     return ours, peer_class(str(path.with_suffix("")), "cpu fp32")
 
@@ -86,3 +93,13 @@ def test_step_by_step(pair) -> None:
         want, state = peer.forward([token], state)
         assert relative(logits[0], want) < TOLERANCE
     assert_state(pool, 1, state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(path: Path, device: str, dtype: torch.dtype, peer_class) -> None:
+    """The error against the peer's float32 is at most 1.5x that of a plain 16-bit forward."""
+    ours = RWKV7.load(checkpoint.load(path), device, dtype, progress=False)
+    ids = prompt(ours)
+    want, _ = peer_class(str(path.with_suffix("")), "cpu fp32").forward(ids.tolist(), None, full_output=True)
+    plain, _ = Plain(torch.load(path), dtype)(ids.tolist())
+    assert relative(run(ours, ids, StatePool(ours.config, 3, device)), want) <= 1.5 * relative(plain, want)

@@ -9,14 +9,17 @@ from model.state import StatePool
 from tests import tiny
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000)
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+# Relative L2 difference between two ways to run the same text. On the CPU there is none, bit for bit. On CUDA the
+# library's matrix product chooses its order of sums by shape, and another sum may be rounded to another 16-bit number.
+DIFFERENCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+CASES = [("cpu", None), *(pytest.param(("cuda", dtype), marks=pytest.mark.gpu) for dtype in DIFFERENCE)]
 
 
-@pytest.fixture(scope="module", params=DEVICES)
+@pytest.fixture(scope="module", params=CASES, ids=str)
 def model(request, tmp_path_factory) -> RWKV7:
+    device, dtype = request.param
     path = tiny.write(tiny.Shape(vocab=512), tmp_path_factory.mktemp("tiny") / "tiny.safetensors")
-    dtype = None if request.param == "cpu" else torch.float32
-    return RWKV7.load(checkpoint.load(path), request.param, dtype, progress=False)
+    return RWKV7.load(checkpoint.load(path), device, dtype, progress=False)
 
 
 def ids_of(model: RWKV7, length: int, seed: int = 0) -> torch.Tensor:
@@ -39,11 +42,10 @@ def random_pool(model: RWKV7, rows: int, seed: int = 1) -> StatePool:
 
 
 def assert_equal(model: RWKV7, got: torch.Tensor, want: torch.Tensor) -> None:
-    """Bit for bit on the CPU; on CUDA the library's matrix product chooses its order of sums by shape."""
     if model.device.type == "cpu":
         assert torch.equal(got, want)
     else:
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        assert (got - want).norm() <= DIFFERENCE[model.dtype] * want.norm()
 
 
 @pytest.mark.acceptance(6)

@@ -65,10 +65,12 @@ class Engine:
         """Queue a request: continue ``ids`` (one or more, within the vocabulary) by at most ``max_tokens`` ids.
 
         The ids come through the returned handle, which is ``handle`` where one is given. Id 0 ends the reply and is not
-        part of it. Raises ValueError for bad ids, EngineError where the engine has stopped.
+        part of it. Raises ValueError for bad ids or fewer than one token, EngineError where the engine has stopped.
         """
         if not ids or min(ids) < 0 or max(ids) >= self._model.vocab_size:
             raise ValueError(f"ids: one or more from 0 to {self._model.vocab_size - 1} are needed, got {len(ids)}")
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens: one or more are needed, got {max_tokens}")
         sequence = Sequence(list(ids), params, max_tokens, handle or Handle())
         sequence.handle.submitted = time.monotonic()
         with self._work:
@@ -191,7 +193,7 @@ class Engine:
         else:
             sequence.ids.append(token)
             sequence.handle.put(token)
-            if len(sequence.ids) - sequence.prompt == sequence.max_tokens:
+            if len(sequence.ids) - sequence.prompt >= sequence.max_tokens:
                 self._end(sequence, "length")
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:

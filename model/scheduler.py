@@ -90,13 +90,14 @@ class Scheduler:
 
     def admit(self) -> list[Sequence]:
         """Give free rows, lowest first, to those who have waited longest, and return them. Drops who waits no more."""
+        # Wherever they stand: behind one who waits long they would keep their ids in memory.
+        self._waiting = deque(one for one in self._waiting if one.handle.finish_reason is None)
         admitted = []
-        while self._waiting and (self._free or self._waiting[0].handle.finish_reason):
+        while self._waiting and self._free:
             sequence = self._waiting.popleft()
-            if sequence.handle.finish_reason is None:
-                sequence.row, sequence.served = heapq.heappop(self._free), self._step
-                self.active.append(sequence)
-                admitted.append(sequence)
+            sequence.row, sequence.served = heapq.heappop(self._free), self._step
+            self.active.append(sequence)
+            admitted.append(sequence)
         return admitted
 
     def plan(self) -> list[Part]:

@@ -182,3 +182,9 @@ def test_ids_outside_the_vocabulary_are_refused(start: StartEngine) -> None:
     for ids in ([], [64], [-1]):
         with pytest.raises(ValueError, match="ids: one or more from 0 to 63"):
             engine.submit(ids, GREEDY, 1)
+
+
+@pytest.mark.parametrize("max_tokens", [0, -1])
+def test_fewer_than_one_token_is_refused(start: StartEngine, max_tokens: int) -> None:
+    with pytest.raises(ValueError, match=f"max_tokens: one or more are needed, got {max_tokens}"):
+        start(StubModel(mixed)).submit([1], GREEDY, max_tokens)

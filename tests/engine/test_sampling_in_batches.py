@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model.sampling import SamplingParams
 from tests.engine.conftest import StartEngine
-from tests.stub_model import StubModel, StubPool, mixed
+from tests.stub_model import StubModel, StubPool, mixed, reply_of
 
 
 class Spread(StubModel):
@@ -58,6 +58,27 @@ def test_a_seeded_reply_goes_on_as_before_after_a_neighbour_failed(start: StartE
     guilty = engine.submit([63], _params(1), 40)
     assert handle_ids + list(handle) == expected
     assert len(list(guilty)) == 3 and guilty.finish_reason == "error"
+
+
+def test_a_reply_that_has_ended_costs_the_others_no_time(start: StartEngine) -> None:
+    """Its parameters are gone from the sampler, which takes every step that any row asks for, however it ended."""
+
+    def script(ids: list[int]) -> int:
+        if ids[0] == 63 and len(ids) == 3:
+            raise ValueError("broken")
+        return 0 if ids[0] == 62 else mixed(ids)
+
+    engine = start(StubModel(script, delay=0.001))
+    costly = SamplingParams(top_p=0.5, top_k=9, presence_penalty=0.5, seed=1)
+    handles = [engine.submit([first], costly, length) for first, length in ((1, 5), (62, 5), (63, 5), (2, 10000))]
+    handles[-1].take()
+    handles[-1].cancel()
+    for handle in handles:
+        list(handle)
+    assert [handle.finish_reason for handle in handles] == ["length", "stop", "error", "cancelled"]
+    assert list(engine.submit([5], SamplingParams(temperature=0.0), 3)) == reply_of(mixed, [5], 3)
+    engine.close()
+    assert engine._sampler._params == [None] * 4
 
 
 def test_without_a_seed_replies_differ(start: StartEngine) -> None:

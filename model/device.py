@@ -2,14 +2,20 @@
 
 import torch
 
+import cog_rwkv_ops as ops
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def choose_device(setting: str = "auto") -> torch.device:
-    """``auto`` is CUDA where there is a device, else the CPU. Raises ValueError where the named one is not there."""
+    """``auto`` is CUDA where there is a device that the operators were built for, else the CPU.
+
+    Raises ValueError where the named one is not there or the operators were not built for it.
+    """
     cuda = torch.cuda.is_available()
     if setting == "auto":
-        return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        usable = cuda and ops.cuda_problem() is None
+        return torch.device("cuda", torch.cuda.current_device()) if usable else torch.device("cpu")
     device = torch.device(setting)
     if device.type == "cuda" and not cuda:
         raise ValueError(f"device: {setting} was asked for, but torch {torch.__version__} sees no CUDA device")
@@ -17,7 +23,14 @@ def choose_device(setting: str = "auto") -> torch.device:
         raise ValueError(f"device: {setting} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device: {setting} is neither cpu nor cuda")
+    if device.type == "cuda" and (problem := ops.cuda_problem()):
+        raise ValueError(f"device: {setting} was asked for, but {problem}")
     return device
+
+
+def why_not_cuda(setting: str) -> str | None:
+    """Why ``choose_device`` leaves a CUDA device alone that is there; None where it does not, or was told to."""
+    return ops.cuda_problem() if setting == "auto" and torch.cuda.is_available() else None
 
 
 def choose_dtype(setting: str, device: torch.device) -> torch.dtype | None:

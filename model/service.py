@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from model import checkpoint
-from model.device import choose_device, choose_dtype
+from model.device import choose_device, choose_dtype, why_not_cuda
 from model.engine import Engine, EngineError
 from model.errors import RwkvError
 from model.handle import FinishReason, Handle
@@ -31,7 +31,7 @@ class Service:
     def build(cls, settings: Settings) -> "Service":
         """Load what the settings name and run it once, so that the first request finds everything warm.
 
-        Raises SettingsError, CheckpointError, or what the device has to say.
+        Raises SettingsError, CheckpointError, VocabularyError, or what the device has to say.
         """
         try:
             device = choose_device(settings.device)
@@ -39,13 +39,16 @@ class Service:
             raise SettingsError(f"{PREFIX}DEVICE: {error}") from None
         found = checkpoint.load(settings.weights, cache=settings.cache)
         tokenizer = Tokenizer(found.vocab)
+        allowed = tokenizer.allowed(found.config.vocab)  # before the weights move: a wrong vocabulary fails at once
         model = RWKV7.load(found, device, choose_dtype(settings.dtype, device))
         pool = StatePool(found.config, settings.max_batch, device)
-        sampler = Sampler(model.vocab_size, pool.rows, device, tokenizer.allowed(model.vocab_size, device))
+        sampler = Sampler(model.vocab_size, pool.rows, device, allowed)
         service = cls(Engine(model, sampler, pool, settings.chunk(device.type)), tokenizer, settings)
         service.warm_up()
-        sizes = asdict(found.config) | {"rows": pool.rows}
-        log.info("ready", device=str(device), dtype=str(model.dtype), checkpoint=str(found.path), **sizes)
+        details: dict[str, object] = asdict(found.config) | {"rows": pool.rows}
+        if reason := why_not_cuda(settings.device):
+            details["why_not_cuda"] = reason
+        log.info("ready", device=str(device), dtype=str(model.dtype), checkpoint=str(found.path), **details)
         return service
 
     def warm_up(self) -> None:

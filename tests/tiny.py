@@ -68,3 +68,9 @@ def write(shape: Shape, path: Path, dtype: torch.dtype = torch.bfloat16) -> Path
 
         save_file(tensors(shape, dtype), path)
     return path
+
+
+def write_byte_vocabulary(path: Path) -> Path:
+    """Write a vocabulary of the 256 single bytes, ids 1 to 256, and return the path."""
+    path.write_text("".join(f"{byte + 1} {bytes([byte])!r} 1\n" for byte in range(256)), encoding="ascii")
+    return path

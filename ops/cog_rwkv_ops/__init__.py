@@ -1,6 +1,6 @@
 """PyTorch operators for RWKV-7, hand-written for CPU and CUDA. One folder an operator; README.md: how to add one."""
 
-from cog_rwkv_ops._library import LibraryError
+from cog_rwkv_ops._library import LibraryError, cuda_problem
 from cog_rwkv_ops.add import add
 from cog_rwkv_ops.binary_activation import binary_activation
 from cog_rwkv_ops.layer_norm import layer_norm
@@ -17,6 +17,7 @@ __all__ = [
     "LibraryError",
     "add",
     "binary_activation",
+    "cuda_problem",
     "layer_norm",
     "linear",
     "low_rank",

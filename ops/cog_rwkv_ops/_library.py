@@ -62,6 +62,15 @@ def load() -> bool:
 
 
 HAS_CUDA = load()
+CPU_ONLY = (
+    "cog_rwkv_ops was built for the CPU only; for CUDA tensors build it where there is an nvcc: "
+    f"COG_RWKV_CUDA=1 {BUILD}"
+)
+
+
+def cuda_problem() -> str | None:
+    """Why the operators take no CUDA tensors, and what to do; None where the CUDA library is loaded. Needs no GPU."""
+    return None if HAS_CUDA else CPU_ONLY
 
 
 def operator(name: str) -> OpOverload:
@@ -82,7 +91,4 @@ def operator(name: str) -> OpOverload:
 
 
 def _no_cuda(*_arguments: Tensor, **_options: object) -> NoReturn:
-    raise RuntimeError(
-        f"cog_rwkv_ops was built for the CPU only; for CUDA tensors build it where there is an nvcc: "
-        f"COG_RWKV_CUDA=1 {BUILD}"
-    )
+    raise RuntimeError(CPU_ONLY)

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 
 import pytest
 
@@ -53,7 +54,9 @@ def test_a_turn_of_a_chat(text: str, turn: str) -> None:
 @pytest.mark.acceptance(4)
 def test_no_text_makes_tidying_slow() -> None:
     for text in ("\n" * 2_000_000, "a" + " \n" * 1_000_000 + "b", "\r" * 2_000_000, "a\n" + " " * 2_000_000 + "b"):
+        began = time.perf_counter()
         tidy(text)
+        assert time.perf_counter() - began < 5
 
 
 @pytest.mark.acceptance(3)
@@ -174,9 +177,11 @@ def test_an_empty_stop_is_refused_by_name(world: Tokenizer) -> None:
 
 
 def test_long_stops_cost_little(world: Tokenizer) -> None:
+    began = time.perf_counter()
     text = ReplyText(world, ["a" * 5000 + "b", *("a" * size for size in range(6000, 6010))])
     sent = "".join(text.push(98) for _ in range(5500)) + text.finish()
     assert sent == "a" * 5500
+    assert time.perf_counter() - began < 5
 
 
 def test_all_short_cuts(world: Tokenizer) -> None:

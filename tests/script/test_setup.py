@@ -1,0 +1,71 @@
+"""script/setup in a folder of its own, with a stand-in for Python that makes environments in no time."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from script.cog_schema import ROOT
+
+PYTHON = """#!/usr/bin/env bash
+case "$1 ${2:-}" in
+    -c*) echo 3.12 ;;
+    '-m venv') echo venv >>"$LOG"; sleep 0.4; mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+    '-m pip') echo pip >>"$LOG"; sleep 0.4 ;;
+esac
+"""
+BUILD = '#!/bin/sh\necho build >>"$LOG"\nsleep 0.4\ntouch ops/cog_rwkv_ops/_cpu.abi3.so\n'
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    for folder in ("script", "ops/cog_rwkv_ops", "bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "script/setup", tmp_path / "script/setup")
+    for name in ("requirements.txt", "requirements-dev.txt", "ops/setup.py"):
+        (tmp_path / name).write_text("")
+    for name, text in (("bin/python3", PYTHON), ("script/build-ops", BUILD), ("bin/g++", "#!/bin/sh\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def start(checkout: Path) -> subprocess.Popen[str]:
+    path = f"{checkout / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "LOG": str(checkout / "log"), "COG_RWKV_CUDA": "0"}
+    environment.pop("PYTHON", None)
+    return subprocess.Popen(
+        [checkout / "script/setup"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def did(checkout: Path) -> list[str]:
+    return (checkout / "log").read_text().split()
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="no flock")
+def test_two_first_runs_at_once_are_one(checkout: Path) -> None:
+    runs = [start(checkout), start(checkout)]
+    outputs = [run.communicate(timeout=30)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    assert did(checkout) == ["venv", "pip", "build"]
+    assert sum("waiting for it" in output for output in outputs) == 1
+
+
+def test_a_second_run_does_nothing(checkout: Path) -> None:
+    assert start(checkout).wait(30) == 0
+    second = start(checkout)
+    assert second.communicate(timeout=30)[0] == "" and second.returncode == 0
+    assert did(checkout) == ["venv", "pip", "build"]
+
+
+def test_without_flock_it_goes_on(checkout: Path) -> None:
+    names = "bash cat cp cut dirname env find mkdir rm sha256sum sleep sort touch tr xargs"
+    for name in names.split():
+        (checkout / "bin" / name).symlink_to(str(shutil.which(name)))
+    environment = {"PATH": str(checkout / "bin"), "LOG": str(checkout / "log"), "COG_RWKV_CUDA": "0"}
+    found = subprocess.run([checkout / "script/setup"], env=environment, capture_output=True, text=True, timeout=30)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert did(checkout) == ["venv", "pip", "build"]

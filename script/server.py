@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -25,7 +26,7 @@ HOST = "127.0.0.1"
 
 
 class ServerError(RuntimeError):
-    """The server did not get as far as READY; the message holds the end of its log."""
+    """The server cannot start, or did not get as far as READY; then the message holds the end of its log."""
 
 
 def command(python: str = sys.executable) -> list[str]:
@@ -150,12 +151,30 @@ def _readable(line: str) -> str:
         return line
 
 
+def wanted_port(text: str, host: str) -> int:
+    """`text` as a TCP port of `host` that can be listened on; ServerError says in one line why it is none."""
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
+        raise ServerError(f"PORT is {text!r}; it must be a number from 1 to 65535")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server: a port just left is free
+        try:
+            probe.bind((host, int(text)))
+        except OSError as error:
+            raise ServerError(
+                f"port {text} of {host} cannot be used: {error.strerror}; choose another: PORT=5001 script/serve"
+            ) from None
+    return int(text)
+
+
 def main() -> None:
     """script/serve: become the server, on PORT (default 5000), in the foreground."""
-    port = int(os.environ.get("PORT", "5000"))
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--host", default=HOST)
     try:
+        port = wanted_port(os.environ.get("PORT", "5000"), parser.parse_known_args()[0].host)
         variables = environment(cog_schema.ROOT, port, sys.executable, os.environ)
-    except cog_schema.SchemaError as error:
+    except (cog_schema.SchemaError, ServerError) as error:
         sys.exit(str(error))
     os.chdir(cog_schema.ROOT)
     os.execve(sys.executable, [*command(), *sys.argv[1:]], variables)

@@ -56,6 +56,7 @@ def peer(path: Path) -> Step:
 
 
 def tokens_per_second(step: Step, vocab: int) -> float:
+    """Speed of one round: all of IDS, one after the other, by the wall clock."""
     start = time.perf_counter()
     for token in IDS:
         step(token % vocab)
@@ -106,6 +107,7 @@ def embedded(folder: Path) -> Path:
 
 
 def generated(folder: Path, size: str) -> Path:
+    """A checkpoint of random weights, of a published size ("0.1b"), as .pth in `folder`."""
     path = folder / f"{size}.pth"
     torch.save(synth_rwkv7.checkpoint(size), path)
     return path

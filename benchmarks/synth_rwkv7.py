@@ -29,10 +29,12 @@ class Draw:
         self.random = torch.Generator(self.device).manual_seed(seed)
 
     def normal(self, *shape: int, std: float = 1.0) -> Tensor:
+        """N(0, std^2), of `shape`, on the CPU."""
         drawn = torch.randn(*shape, generator=self.random, device=self.device)
         return (drawn * std).to(torch.bfloat16).cpu()
 
     def uniform(self, *shape: int) -> Tensor:
+        """Uniform in [0, 1), of `shape`, on the CPU."""
         return torch.rand(*shape, generator=self.random, device=self.device).to(torch.bfloat16).cpu()
 
     def channel_key(self, width: int, active: float) -> Tensor:
@@ -45,10 +47,12 @@ class Draw:
 
 
 def ones(width: int) -> Tensor:
+    """bfloat16 [width], all 1."""
     return torch.ones(width, dtype=torch.bfloat16)
 
 
 def norm(name: str, width: int, bias: float = 0.0) -> dict[str, Tensor]:
+    """Weight 1 and the one `bias` of a layer norm or group norm, bfloat16 [width] each, by published name."""
     return {f"{name}.weight": ones(width), f"{name}.bias": ones(width) * bias}
 
 

@@ -173,6 +173,7 @@ class Progress:
             print(f"{start}{self.what}: {seconds:.0f} s", end=end, file=sys.stderr, flush=True)
 
     def done(self, text: str) -> None:
+        """Print the last line, over the others on a terminal."""
         print(f"\r{text}" if self.terminal else text, file=sys.stderr, flush=True)
 
 

@@ -80,6 +80,7 @@ class _Parser:
         self.problems: list[Problem] = []
 
     def runner(self, class_name: str) -> Runner:
+        """What the CLI makes of the class: its inputs in order, its output, its decorators."""
         function = _method(self.tree, class_name)
         if function.returns is None:
             raise SchemaError(f"line {function.lineno}: {function.name}() has no return annotation")

@@ -1,11 +1,11 @@
-"""Gathers permissively licensed Python sources that are already on this machine.
+"""Gathers permissively licensed Python sources from where they are installed; it downloads nothing.
 
     python -m train.corpus --site VENV/lib/python3.11/site-packages --out local/corpus
 
-takes the standard library and every installed distribution whose metadata names an MIT, BSD, Apache or PSF
-licence and no copyleft one, and writes `train.bin` and `heldout.bin` (UTF-8 documents, each ended by one zero byte)
-and `manifest.json` (package, version, licence, files, bytes, and why files were dropped). Whole packages are held
-out, and training files that repeat their lines are dropped.
+takes the standard library of the Python that runs it and every distribution installed in `--site` whose metadata
+names an MIT, BSD, Apache or PSF licence and no copyleft one, and writes `train.bin` and `heldout.bin` (UTF-8
+documents, each ended by one zero byte) and `manifest.json` (package, version, licence, files, bytes, and why files
+were dropped). Whole packages are held out, and training files that repeat their lines are dropped.
 """
 
 import argparse
@@ -81,12 +81,14 @@ def line_keys(text: str) -> list[int]:
 
 
 def standard_library() -> tuple[dict[str, str], list[Path]]:
+    """Name, version and licence of the Python that runs, and its library's usable files."""
     root = Path(sysconfig.get_paths()["stdlib"])
     entry = {"name": "python", "version": sysconfig.get_python_version(), "licence": "PSF-2.0"}
     return entry, [p for p in root.rglob("*.py") if usable(p.relative_to(root))]
 
 
 def usable(relative: Path) -> bool:
+    """Whether a file, named relative to where packages are installed, is no test and no copy of another's code."""
     if ".." in relative.parts or relative.name.startswith("test_"):
         return False
     return not any(SKIPPED_FOLDERS.fullmatch(part) for part in relative.parts[:-1])

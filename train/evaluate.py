@@ -45,9 +45,14 @@ class Writer(Protocol):
 
     allowed: Tensor
 
-    def begin(self, prompts: list[str]) -> Tensor: ...
-    def advance(self, ids: list[int], rows: list[int]) -> Tensor: ...
-    def bytes_of(self, token: int) -> bytes: ...
+    def begin(self, prompts: list[str]) -> Tensor:
+        """Read the prompts, row i the i-th; logits of all rows."""
+
+    def advance(self, ids: list[int], rows: list[int]) -> Tensor:
+        """Read one id in each of `rows`; their logits."""
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of an id; b"" for the one that ends a document."""
 
 
 class Served:
@@ -62,6 +67,7 @@ class Served:
         self.bytes_of = self.tokenizer.token_bytes
 
     def read(self, parts: Sequence[list[int]], rows: list[int], last_only: bool) -> Tensor:
+        """Read parts[i] in row rows[i]; logits float32 [B, vocab] after each part, or [N, vocab] after each id."""
         bounds = np.concatenate([[0], np.cumsum([len(p) for p in parts])])
         ids = torch.tensor([i for part in parts for i in part], device=self.model.device)
         where = torch.tensor(rows, device=self.model.device)
@@ -87,10 +93,12 @@ class Served:
         return nats
 
     def begin(self, prompts: list[str]) -> Tensor:
+        """Writer.begin: each prompt after the id that ends the document before."""
         self.pool = StatePool(self.model.config, len(prompts), self.model.device)
         return self.read([[END, *self.tokenizer.encode(p)] for p in prompts], list(range(len(prompts))), last_only=True)
 
     def advance(self, ids: list[int], rows: list[int]) -> Tensor:
+        """Writer.advance."""
         return self.read([[i] for i in ids], rows, last_only=True)
 
 
@@ -101,15 +109,18 @@ class Bytes:
         self.ngram, self.allowed = ngram, torch.ones(256, dtype=torch.bool)
 
     def begin(self, prompts: list[str]) -> Tensor:
+        """Writer.begin; vocab is 256."""
         self.texts = [prompt.encode() for prompt in prompts]
         return self._logits(range(len(prompts)))
 
     def advance(self, ids: list[int], rows: list[int]) -> Tensor:
+        """Writer.advance."""
         for token, row in zip(ids, rows, strict=True):
             self.texts[row] += bytes([token])
         return self._logits(rows)
 
     def bytes_of(self, token: int) -> bytes:
+        """Writer.bytes_of."""
         return bytes([token]) if token else b""
 
     def _logits(self, rows: Sequence[int]) -> Tensor:

@@ -92,6 +92,7 @@ class Tally:
 
     @classmethod
     def of(cls, completions: list[Completion]) -> "Tally":
+        """The shares, 0 to 1, of one completion or more."""
         counts = [statements(c.source()) for c in completions]
         total = len(completions)
         accepted = sum(n is not None for n in counts) / total

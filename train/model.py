@@ -223,10 +223,13 @@ class ChannelMix(nn.Module):
         self.value = nn.Linear(4 * shape.width, shape.width, bias=False)
 
     def forward(self, x: Tensor, shift: Tensor, inside: Tensor) -> Tensor:
+        """The network of normalised x [B, T, C]; shift [B, C] is the token before."""
         return self.value(torch.relu(self.key(x + (previous(x, shift, inside) - x) * self.x_k)) ** 2)
 
 
 class Block(nn.Module):
+    """One layer: time mix, then channel mix, each behind a layer norm and added to x [B, T, C]; the first has ln0."""
+
     def __init__(self, shape: Shape, first: bool) -> None:
         super().__init__()
         if first:

@@ -48,6 +48,7 @@ class Level:
 
     @classmethod
     def build(cls, keys: np.ndarray, counts: np.ndarray) -> "Level":
+        """From the different keys, sorted (uint64 [n]), and how often each was counted (int [n])."""
         contexts = keys >> np.uint64(8)
         first = np.flatnonzero(np.concatenate([[True], contexts[1:] != contexts[:-1]]))
         discount = discounts(counts)[np.minimum(counts, 3)]

@@ -85,6 +85,7 @@ class Trainer:
             part.zero_()
 
     def set_rate(self, rate: float) -> None:
+        """The learning rate of the next step, times each group's own scale."""
         for group, tensor in zip(self.optimiser.param_groups, self.rates, strict=True):
             tensor.fill_(rate * group["rate_scale"])
 

@@ -8,26 +8,20 @@ time. All 256 single bytes stay. The file has the World format, `ID 'literal' LE
 """
 
 import argparse
-import ast
 import lzma
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pyrwkv_tokenizer
 
-WORLD = Path(pyrwkv_tokenizer.__file__).parent / "rwkv_vocab_v20230424.txt"
+from model.tokenizer import Tokenizer
+
 SAMPLE_BYTES = 12_000_000
 
 
-def read_vocab(path: Path) -> list[bytes]:
-    """Token bytes by id of a vocabulary file; id 0 is b"" (the end of a document)."""
-    table: dict[int, bytes] = {0: b""}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        number, literal = line[: line.index(" ")], line[line.index(" ") + 1 : line.rindex(" ")]
-        value = ast.literal_eval(literal)
-        table[int(number)] = value if isinstance(value, bytes) else value.encode("utf-8")
-    return [table.get(i, b"") for i in range(max(table) + 1)]
+def table_of(tokenizer: Tokenizer) -> list[bytes]:
+    """Token bytes by id; b"" for id 0 (the end of a document) and ids without text."""
+    return [tokenizer.token_bytes(i) for i in range(tokenizer.defined[-1] + 1)]
 
 
 def write_vocab(path: Path, tokens: list[bytes]) -> None:
@@ -61,12 +55,12 @@ def split_cost(token: bytes, known: set[bytes], longest: int) -> int:
 
 def choose(texts: list[str], size: int, scratch: Path) -> list[bytes]:
     """`size` tokens of the World vocabulary, all single bytes among them, by greedy use on `texts`."""
-    kept = [token for token in read_vocab(WORLD) if token]
+    kept = [token for token in table_of(Tokenizer()) if token]
     bytes_ = {bytes([b]) for b in range(256)}
     write_vocab(scratch, kept)
     for target in (24_000, 12_000, 8_000, 6_000, 5_000, 4_600, 4_350, size, size):
-        table = read_vocab(scratch)
-        tokenizer = pyrwkv_tokenizer.RWKVTokenizer(vocab_filepath=str(scratch))
+        tokenizer = Tokenizer(scratch)
+        table = table_of(tokenizer)
         counts: Counter[int] = Counter()
         for text in texts:
             counts.update(tokenizer.encode(text))
@@ -84,7 +78,7 @@ def choose(texts: list[str], size: int, scratch: Path) -> list[bytes]:
 
 def encode(texts: list[str], vocab: Path) -> tuple[np.ndarray, np.ndarray]:
     """(tokens uint16, all documents end to end; lengths int32)."""
-    tokenizer = pyrwkv_tokenizer.RWKVTokenizer(vocab_filepath=str(vocab))
+    tokenizer = Tokenizer(vocab)
     parts = [np.array(tokenizer.encode(text), dtype=np.uint16) for text in texts]
     return np.concatenate(parts), np.array([len(p) for p in parts], dtype=np.int32)
 

@@ -41,7 +41,8 @@ def test_the_image_gets_sources_and_weights_only(tmp_path: Path) -> None:
     assert needed <= found
     assert any(name.startswith("weights/") for name in found)
     strange = (".so", ".pyc", ".o")
-    kept_out = (".git/", ".venv", "tests/", "local/", "train/", "ops/build/", ".cog/")
+    kept_out = (".git/", ".venv", "tests/", "local/", "train/", "ops/build/", ".cog/", "script/", "benchmarks/")
+    kept_out += ("requirements-dev.txt", ".clang-format", ".pre-commit-config.yaml", "CONTRIBUTING.md")
     assert not [name for name in found if name.endswith(strange) or name.startswith(kept_out)]
 
 

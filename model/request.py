@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from model.errors import RequestError
@@ -36,6 +36,12 @@ class Request(BaseModel):
     penalty_decay: float = Field(default=0.996, ge=0.0, le=1.0)
     stop: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(default=[], max_length=64)
     seed: int | None = Field(default=None, ge=0, le=9007199254740991)
+
+    @field_validator("max_tokens", "top_k", "seed", mode="before")
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        """JSON makes no difference between 5 and 5.0, and Cog lets both pass for an integer."""
+        return int(value) if isinstance(value, float) and value.is_integer() else value
 
     @model_validator(mode="after")
     def _system_prompt_needs_chat(self) -> "Request":

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from model import checkpoint
-from model.device import choose_device, choose_dtype, why_not_cuda
+from model.device import DTYPES, choose_device, choose_dtype, why_not_cuda
 from model.engine import Engine, EngineError
 from model.errors import RwkvError
 from model.handle import FinishReason, Handle
@@ -41,7 +41,7 @@ class Service:
         tokenizer = Tokenizer(found.vocab)
         allowed = tokenizer.allowed(found.config.vocab)  # before the weights move: a wrong vocabulary fails at once
         model = RWKV7.load(found, device, choose_dtype(settings.dtype, device))
-        pool = StatePool(found.config, settings.max_batch, device)
+        pool = StatePool(found.config, settings.max_batch, device, DTYPES[settings.state_dtype])
         sampler = Sampler(model.vocab_size, pool.rows, device, allowed)
         service = cls(Engine(model, sampler, pool, settings.chunk(device.type)), tokenizer, settings)
         service.warm_up()

@@ -32,6 +32,9 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         default="auto", description="Dtype of the matrices."
     )
+    state_dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        default="float32", description="Dtype of the recurrent states; 16 bits lose precision over long texts."
+    )
     max_batch: int = Field(default=64, ge=1, le=4096, description="Rows of the state pool: sequences that run at once.")
     prefill_chunk: int | None = Field(
         default=None,

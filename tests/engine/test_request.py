@@ -35,6 +35,12 @@ def test_values_within_the_limits_pass(field: str, value: object) -> None:
     assert getattr(_request(field, value), field) == value
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "top_k", "seed"])
+def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
+    value = getattr(_request(field, 5.0), field)
+    assert value == 5 and type(value) is int
+
+
 @pytest.mark.acceptance(13)
 @pytest.mark.acceptance(5)
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, (_, bad) in LIMITS.items() for value in bad])

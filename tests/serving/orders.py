@@ -5,7 +5,7 @@ from typing import Any
 
 
 def order(**parts: Any) -> str:
-    """A prompt that is an order: say=, ids=, words=, delay=, fail=, at= as in stub_runner.py."""
+    """A prompt that is an order: say=, ids=, words=, delay=, trace=, fail=, at= as in stub_runner.py."""
     return json.dumps(parts)
 
 

@@ -14,13 +14,19 @@ from typing import Any
 
 import httpx
 import psutil
+import yaml
 
+from script import client
 from script.cog_schema import config, load, openapi
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = f"{ROOT / 'predict.py'}:Runner"
 STUB = f"{ROOT / 'tests/serving/stub_runner.py'}:Runner"
 START_LIMIT = 120.0
+# What the image sets; the build's own variable means nothing here.
+ENVIRONMENT = dict(
+    entry.split("=", 1) for entry in yaml.safe_load((ROOT / "cog.yaml").read_text(encoding="utf-8"))["environment"]
+)
 
 
 @dataclass(frozen=True)
@@ -132,13 +138,8 @@ class Server:
 
 
 def _events(response: httpx.Response) -> Iterator[Event]:
-    name = ""
-    for line in response.iter_lines():
-        key, _, value = line.partition(": ")
-        if key == "event":
-            name = value
-        elif key == "data":
-            yield Event(name, json.loads(value))
+    for name, data in client.events(response):
+        yield Event(name, data)
 
 
 def start(folder: Path, runner: str = STUB, concurrency: int = 32, expect: str = "READY", **environment: str) -> Server:
@@ -160,7 +161,7 @@ def start(folder: Path, runner: str = STUB, concurrency: int = 32, expect: str =
     process = subprocess.Popen(
         [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"],
         cwd=folder,
-        env=os.environ | {"COG_STREAM_HISTORY_CAPACITY": "131072"} | own | paths | environment,
+        env=os.environ | ENVIRONMENT | own | paths | environment,
         stdout=log.open("wb"),
         stderr=subprocess.STDOUT,
     )

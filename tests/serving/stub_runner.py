@@ -1,7 +1,8 @@
 """The product's Runner over a stub model. What it replies is written in the prompt, as JSON:
 
 {"say": "text"} or {"ids": [1, 2]}: the reply. {"words": 300}: that many different words. {"delay": 0.1}: seconds before
-each token. {"fail": "error" | "oom" | "nan" | "exit" | "hang", "at": 5}: what happens instead of token 5.
+each token. {"trace": "path"}: a file that gets a line with the time (``time.monotonic()``) at which each step for this
+order begins. {"fail": "error" | "oom" | "nan" | "exit" | "hang", "at": 5}: what happens instead of token 5.
 Any other prompt gets printable characters that depend on its length and its end.
 """
 
@@ -9,6 +10,7 @@ import functools
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +53,9 @@ class Script:
         order, prompt = self._order(ids)
         if order is None:
             return 33 + mixed([len(ids), *ids[-300:]], 90)
+        if "trace" in order:
+            with Path(order["trace"]).open("a", encoding="ascii") as trace:
+                trace.write(f"{time.monotonic()}\n")
         time.sleep(order.get("delay", 0))
         drawn = len(ids) - prompt
         if drawn == order.get("at"):

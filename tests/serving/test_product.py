@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from model.request import Request
+from model.service import Service
+from model.settings import Settings
 from tests import tiny
 from tests.serving.server import PRODUCT, Server
 
@@ -79,6 +82,21 @@ def test_setup_says_in_one_line_what_runs_where(product: Server) -> None:
         assert part in line
 
 
+def test_weights_of_cog_are_what_it_serves(launch: Callable[..., Server], tmp_path: Path) -> None:
+    """COG_WEIGHTS, with the vocabulary beside the checkpoint, goes before our own setting."""
+    tiny.write_byte_vocabulary(tmp_path / "vocab.txt")
+    weights = tiny.write(tiny.Shape(vocab=257), tmp_path / "small.safetensors")
+    server = launch(
+        runner=PRODUCT, COG_WEIGHTS=str(weights), COG_RWKV_WEIGHTS=str(tmp_path / "no.pth"), COG_RWKV_DEVICE="cpu"
+    )
+    line = _ready_line(server)
+    assert f"checkpoint={weights}" in line and "vocab=257" in line
+    service = Service.build(Settings(weights=str(weights), device="cpu"))
+    expected = list(service.reply(Request.of(prompt="abc", max_tokens=20, temperature=0.0)))
+    service.engine.close()
+    assert server.text("abc", max_tokens=20, temperature=0.0) == "".join(expected) != ""
+
+
 @pytest.mark.acceptance(14)
 def test_what_cannot_be_loaded_fails_at_setup_with_one_line(launch: Callable[..., Server], tmp_path: Path) -> None:
     pointer = tmp_path / "model.safetensors"
@@ -97,12 +115,16 @@ def _said(server: Server) -> list[str]:
 
 
 def _ready_line(server: Server) -> str:
-    """The worker's log reaches the server's a moment after the server is ready."""
+    """The line in the server's log, which the worker's reaches a moment after the server is ready."""
     until = time.monotonic() + 10
-    while not (found := {line for line in _said(server) if "event=ready" in line}) and time.monotonic() < until:
+    while not (found := _whole_lines(server.log, "event=ready")) and time.monotonic() < until:
         time.sleep(0.1)
     (line,) = found
     return line
+
+
+def _whole_lines(log: Path, part: str) -> list[str]:
+    return [line for line in log.read_text(errors="replace").splitlines(True) if part in line and line.endswith("\n")]
 
 
 @pytest.mark.gpu

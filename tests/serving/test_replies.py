@@ -9,6 +9,7 @@ from tests.serving.orders import order, words
 from tests.serving.server import Server
 
 
+@pytest.mark.acceptance(16)
 def test_plain_json_and_an_event_stream_give_the_same_text(stub: Server) -> None:
     for prompt in (order(words=40), "def f(x):", order(say="Hello🦩🔥𠮷, déjà vu"), "\n"):
         plain = stub.predict(prompt, max_tokens=100)

@@ -187,9 +187,10 @@ def _reason(error: Exception) -> str:
     """Which name a refused pickle asked for, out of torch's page of advice."""
     text = str(error)
     name = re.search(r"GLOBAL (\S+)", text)
-    return (
-        f"it asks for {name[1]}" if name else text.rpartition("WeightsUnpickler error: ")[2].split("\n")[0].rstrip(" .")
-    )
+    if name:
+        return f"it asks for {name[1]}"
+    reason = text.rpartition("WeightsUnpickler error: ")[2].split("\n")[0].rstrip(" .")
+    return reason or "torch's loader does not say what it met"
 
 
 def _first_line(error: Exception) -> str:

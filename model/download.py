@@ -24,11 +24,12 @@ from model.errors import DownloadError
 ATTEMPTS = 5  # in a row without a byte of progress
 BACKOFF = 0.5  # seconds before the second attempt; doubles with each
 TIMEOUT = 30.0  # seconds without a byte
+HUB_TRIES, HUB_TIMEOUT = 3, 3.0  # connections to the hub before a download from it, and the seconds each may take
 
 
 def is_url(source: str) -> bool:
     """Whether ``source`` is fetched rather than opened."""
-    return bool(re.match(r"(https?|hf)://", source, re.IGNORECASE))
+    return bool(re.match(r"[a-z][a-z\d+.-]*://", source, re.IGNORECASE))
 
 
 def default_cache() -> Path:
@@ -44,8 +45,11 @@ def fetch(source: str, cache: Path | None = None, progress: bool = True) -> Path
     DownloadError.
     """
     url, sha256 = _split_sha256(source)
-    if url.lower().startswith("hf://"):
+    scheme = url.partition("://")[0].lower()
+    if scheme == "hf":
         return _fetch_from_hub(url, sha256, cache, progress)
+    if scheme not in ("http", "https"):
+        raise DownloadError(f"{_shown(url)}: found a URL of {scheme}://, wanted https://, http://, hf:// or a path")
     return _Download(url, sha256, cache or default_cache(), progress).run()
 
 
@@ -284,11 +288,13 @@ def _fetch_from_hub(url: str, sha256: str | None, cache: Path | None, progress: 
 def _ask_hub(url: str, repository: str, revision: str | None, name: str, cache: Path | None, progress: bool) -> Path:
     """The file in huggingface_hub's cache. It goes on by itself after some failures; a reset, say, it lets through."""
     import httpx2  # what huggingface_hub asks with
-    from huggingface_hub import hf_hub_download  # it takes long to import
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache  # it takes long to import
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     bar = None if progress else _SilentBar
     endpoint = os.environ.get("HF_ENDPOINT")
+    if not isinstance(try_to_load_from_cache(repository, name, cache, revision), str):
+        _reach_hub(url, endpoint)
     for attempt in range(ATTEMPTS):
         try:
             return Path(
@@ -302,6 +308,27 @@ def _ask_hub(url: str, repository: str, revision: str | None, name: str, cache: 
         except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, RuntimeError) as error:
             raise DownloadError(f"{url}: {_one_line(error)}") from None
     raise DownloadError(f"{url}: {problem}")
+
+
+def _reach_hub(url: str, endpoint: str | None) -> None:
+    """Raise DownloadError with the cause where nothing listens: huggingface_hub would try for long and name none."""
+    import httpx2
+    from huggingface_hub import constants, get_session
+
+    if constants.is_offline_mode():
+        return
+    endpoint = endpoint or constants.ENDPOINT
+    for attempt in range(HUB_TRIES):
+        try:
+            get_session().head(endpoint, timeout=HUB_TIMEOUT)
+            return
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError, httpx2.UnsupportedProtocol) as error:
+            problem = _one_line(error)
+        except httpx2.HTTPError:  # it is there
+            return
+        if attempt + 1 < HUB_TRIES:
+            time.sleep(BACKOFF * 2**attempt)
+    raise DownloadError(f"{url}: {_shown(endpoint)} cannot be reached: {problem}; check HF_ENDPOINT and the network")
 
 
 def _one_line(error: Exception) -> str:

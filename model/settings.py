@@ -65,5 +65,7 @@ class Settings(BaseSettings):
 
 
 def _line(detail: ErrorDetails) -> str:
-    variable = PREFIX + str(detail["loc"][0]).upper()
-    return f"{variable}: {detail['msg']}, got {detail['input']!r}"
+    name, message = str(detail["loc"][0]), detail["msg"]
+    if detail["type"] == "string_pattern_mismatch":  # pydantic would show the pattern
+        message = f"must be {str(Settings.model_fields[name].description).rstrip('.')}"
+    return f"{PREFIX}{name.upper()}: {message}, got {detail['input']!r}"

@@ -57,6 +57,12 @@ def test_a_bad_value_is_refused_by_the_name_of_its_variable(
         Settings.read()
 
 
+def test_a_wrong_device_names_the_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COG_RWKV_DEVICE", "gpu")
+    with pytest.raises(SettingsError, match="COG_RWKV_DEVICE: must be auto, cpu, cuda or cuda:N, got 'gpu'"):
+        Settings.read()
+
+
 def test_every_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COG_RWKV_DEVICE", "gpu")
     monkeypatch.setenv("COG_RWKV_MAX_BATCH", "-1")

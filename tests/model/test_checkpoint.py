@@ -281,6 +281,16 @@ def test_a_pickle_that_would_run_a_command_is_refused_and_nothing_ran(
     assert trace.exists()
 
 
+@pytest.mark.parametrize("text", ["", "Weights only load failed. WeightsUnpickler error: \n\nadvice"])
+def test_a_refusal_without_a_reason_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise pickle.UnpicklingError(text)
+
+    monkeypatch.setattr(torch, "load", load)
+    (tmp_path / "model.pth").write_bytes(pickle.dumps({}))
+    assert "(torch's loader does not say what it met)" in refusal(tmp_path / "model.pth")
+
+
 def test_a_compressed_archive_is_refused(tmp_path: Path, tensors: Tensors) -> None:
     path, packed = save(tensors, tmp_path), tmp_path / "packed.pth"
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:

@@ -3,6 +3,7 @@
 import hashlib
 import multiprocessing
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -295,6 +296,29 @@ def test_a_file_that_the_hub_does_not_have(hub: Site, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=r"E110 hf://org/some-model/none\.pth: ") as error:
         download.fetch("hf://org/some-model/none.pth", tmp_path, progress=False)
     assert "\n" not in str(error.value)
+
+
+def test_a_hub_that_nobody_serves_is_named_with_the_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(download, "BACKOFF", 0)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    began = time.monotonic()
+    with pytest.raises(DownloadError, match=r"http://127\.0\.0\.1:9 cannot be reached: .*Connection refused"):
+        download.fetch("hf://org/some-model/sub/model.pth", tmp_path, progress=False)
+    assert time.monotonic() - began < 10
+
+
+def test_a_cached_file_needs_no_hub(hub: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(download, "_reach_hub", lambda *_: pytest.fail("it asked"))
+    snapshot = tmp_path / "models--org--some-model/snapshots" / hub.headers["X-Repo-Commit"]
+    (snapshot / "sub").mkdir(parents=True)
+    (snapshot / "sub/model.pth").write_bytes(DATA)
+    name = f"org/some-model@{snapshot.name}/sub/model.pth"
+    assert download.fetch(f"hf://{name}", tmp_path, progress=False).read_bytes() == DATA
+
+
+def test_other_schemes_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match=r"ftp://x/y\.pth: found a URL of ftp://, wanted https://"):
+        checkpoint.load("ftp://me:hidden@x/y.pth", cache=tmp_path)
 
 
 def test_an_address_of_the_hub_without_a_file(tmp_path: Path) -> None:

@@ -156,16 +156,19 @@ class Build(cpp_extension.BuildExtension):
     """torch's ninja build, with object files that stay, so that the next build compiles only what changed."""
 
     def run(self) -> None:
-        # A library that an earlier build left, with CUDA say, must not stay beside this one or slip into its wheel.
+        (HERE / "build").mkdir(exist_ok=True)
+        with (HERE / "build" / "lock").open("w") as lock:  # two builds at once would spoil each other's files
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.remove_other_libraries()
+            super().run()
+
+    def remove_other_libraries(self) -> None:
+        """A library that an earlier build left, with CUDA say, must not stay beside this one or slip into its wheel."""
         built = {self.get_ext_filename(extension.name) for extension in self.extensions}
         for folder in (Path(self.build_lib), HERE) if self.inplace else (Path(self.build_lib),):
             for old in folder.glob("cog_rwkv_ops/*.so"):
                 if str(old.relative_to(folder)) not in built:
                     old.unlink()
-        (HERE / "build").mkdir(exist_ok=True)
-        with (HERE / "build" / "lock").open("w") as lock:  # two builds at once would spoil each other's files
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            super().run()
 
     def build_extension(self, ext: Extension) -> None:
         self.build_temp = str(HERE / "build" / ext.name.rpartition(".")[2])

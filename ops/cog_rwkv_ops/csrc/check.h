@@ -17,14 +17,9 @@ namespace cog_rwkv {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// Build messages only where the check failed: `if (!ok) fail(op, ...)`.
 [[noreturn]] inline void fail(const char* op, const std::string& message) {
   throw std::runtime_error("cog_rwkv::" + std::string(op) + ": " + message);
-}
-
-// check(n > 0, "wkv7", "T must be positive"). Build messages with to_string only where the check failed:
-// `if (!ok) fail(op, ...)`.
-inline void check(bool ok, const char* op, const char* message) {
-  if (!ok) fail(op, message);
 }
 
 inline std::string shape_text(const Tensor& t) {
@@ -140,10 +135,6 @@ inline void check_like(const char* op, const char* name, const Tensor& t, const 
   check_device(op, name, t, as_name, as);
   check_same_dtype(op, name, t, as_name, as);
   check_same_shape(op, name, t, as_name, as);
-}
-
-inline void check_contiguous(const char* op, const char* name, const Tensor& t) {
-  if (!t.is_contiguous()) fail(op, std::string(name) + " must be contiguous: it is written in place");
 }
 
 }  // namespace cog_rwkv

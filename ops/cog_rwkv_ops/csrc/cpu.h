@@ -80,6 +80,4 @@ void parallel_for(int64_t n, int64_t grain, const Body& body) {
   torch::stable::parallel_for(0, n, grain, body);
 }
 
-inline int64_t num_threads() { return torch::stable::get_num_threads(); }
-
 }  // namespace cog_rwkv

@@ -7,7 +7,9 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <array>
 #include <optional>
+#include <type_traits>
 
 #include "cuda.cuh"
 #include "math.h"

@@ -45,7 +45,7 @@ inline void check_packed_values(const char* op, const int64_t* rows, const int64
   if (twice != sorted.end()) fail(op, "rows has " + std::to_string(*twice) + " twice; each must be another row");
 }
 
-// `pool` is [R, ...] in float32, written in place: each row contiguous, the rows anywhere. Its stride is returned.
+// `pool` is [R, ...], written in place: each row contiguous, the rows anywhere. Its stride is returned.
 inline int64_t check_pool(const char* op, const char* name, const Tensor& pool) {
   int64_t expected = 1;
   for (int64_t d = pool.dim() - 1; d > 0; d--) {

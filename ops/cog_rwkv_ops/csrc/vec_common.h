@@ -31,8 +31,6 @@ COG_RWKV_INLINE void store_upto(T* p, V a, int64_t left) {
   }
 }
 
-COG_RWKV_INLINE V relu(V x) { return where_less(x, splat(0.0f), splat(0.0f), x); }
-
 // e^x, about 1 ulp; 0 below -104, inf above 88.8; NaN stays NaN.
 // x = n ln 2 + r with |r| <= ln(2) / 2; e^r by its Taylor-like minimax polynomial; 2^n in two steps, as n may be -150.
 COG_RWKV_INLINE V exp(V x) {

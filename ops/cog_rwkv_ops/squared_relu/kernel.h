@@ -2,7 +2,8 @@
 //
 // The rows of weight_t are added up for T tokens at a time, only those where one of the T has an active neuron. The
 // order is fixed: within each 128 neurons one after the other, and the sums of 128 one after the other. Leaving out
-// zeros changes none of these sums, so a result does not depend on which tokens share a pass.
+// zeros changes none of these sums while the weights are finite, so then a result does not depend on which tokens
+// share a pass. (Zero times an infinite weight is NaN, for a token beside one that has the row read.)
 
 constexpr int64_t kChunk = 128;
 

@@ -7,7 +7,11 @@ minus the normalised removal key and b that key times the in-context learning ra
 low-rank projection, so that the decay lies between 0.5452 and 1 whatever it is. All arithmetic is float32.
 
 `wkv7` is functional, over B sequences of T tokens; `wkv7_` takes packed sequences of any lengths and updates their
-rows of a pool of states in place.
+rows of a pool of states in place. The pool may be float16 or bfloat16, to hold more sequences in less memory: a state
+is then widened at the beginning of a call and rounded to nearest once at its end, so once a token while decoding.
+Over 8,192 such steps with a decay of 0.9999, where nothing is removed, the relative error of a state is 5e-5 in
+float32, 1.2e-2 in float16 and 0.1 in bfloat16; where half of what is looked up is removed, 2e-6, 2e-3 and 1.6e-2. In
+float16 an entry of a state past 65,504 becomes infinite.
 """
 
 import torch
@@ -66,18 +70,20 @@ def wkv7_(
         v: value, like `r`.
         a: what is looked up to be removed, like `r`.
         b: where it is removed, like `r`.
-        pool: [R, H, 64, 64], float32, each row contiguous. **Updated in place.**
+        pool: [R, H, 64, 64]; float32, float16 or bfloat16, whatever the dtype of `r`; each row contiguous. **Updated
+            in place**; in 16 bits rounded to nearest once, at the end of the call: the error is said above.
         rows: [B], int64: sequence i has the row rows[i] of `pool`. Each another row.
         cu_seqlens: [B + 1], int64: sequence i is the tokens cu_seqlens[i] to cu_seqlens[i + 1]; it begins with 0 and
             ends with N. A sequence without tokens changes nothing.
 
     Returns:
-        y, like `r`. The same for any cut of a sequence into calls; on the CPU bit for bit.
+        y, like `r`. With a float32 pool the same for any cut of a sequence into calls; on the CPU bit for bit. A pool
+        of 16 bits is rounded at every cut.
 
     Raises:
         RuntimeError: a dtype, shape or device is wrong; on the CPU also, a row is out of range or repeated, or
             `cu_seqlens` is not as said. The message names the argument. On CUDA, where the host cannot look, a
-            sequence whose row is out of range leaves the pool alone and gets NaN.
+            sequence whose row is out of range leaves the pool alone and gets NaN, and so do tokens of no sequence.
         NotImplementedError: an argument requires a gradient: this operator is for inference.
 
     Source: as `wkv7`.
@@ -103,4 +109,8 @@ def _fake_packed(
     rows: Tensor,
     cu_seqlens: Tensor,
 ) -> Tensor:
+    torch._check(
+        pool.dtype in (torch.float32, torch.float16, torch.bfloat16),
+        lambda: f"cog_rwkv::wkv7_: pool is {pool.dtype}; it must be float32, float16, bfloat16",
+    )
     return r.new_empty(r.shape)

@@ -28,8 +28,8 @@ COG_RWKV_INLINE void wkv7_values(float* s, const V* decay, const V* k, const V* 
 
 // Tokens begin to end of one head: element 0 of token t lies at t * stride. `state` is [64 values, 64 keys].
 template <class T>
-void wkv7_head(const T* r, const T* w, const T* k, const T* v, const T* a, const T* b, T* y, float* state,
-               int64_t begin, int64_t end, int64_t stride) {
+void wkv7_tokens(const T* r, const T* w, const T* k, const T* v, const T* a, const T* b, T* y, float* state,
+                 int64_t begin, int64_t end, int64_t stride) {
   const V log_base = splat(-0.60653065971263342f);  // -e^-0.5
   for (int64_t t = begin; t < end; ++t) {
     const int64_t at = t * stride;
@@ -45,5 +45,19 @@ void wkv7_head(const T* r, const T* w, const T* k, const T* v, const T* a, const
     }
     for (int i = 0; i < 64; i += 16) wkv7_values(state + i * 64, decay, ks, as, bs, rs, vs + i, ys + i);
     for (int j = 0; j < kVectors; ++j) store(y + at + j * 16, load(ys + j * 16));
+  }
+}
+
+// The same for a state in any dtype: it is widened once before the tokens and rounded once after them.
+template <class T, class S>
+void wkv7_head(const T* r, const T* w, const T* k, const T* v, const T* a, const T* b, T* y, S* state, int64_t begin,
+               int64_t end, int64_t stride) {
+  if constexpr (sizeof(S) == sizeof(float)) {
+    wkv7_tokens(r, w, k, v, a, b, y, state, begin, end, stride);
+  } else if (begin < end) {
+    float wide[64 * 64];
+    for (int i = 0; i < 64 * 64; i += 16) store(wide + i, load(state + i));
+    wkv7_tokens(r, w, k, v, a, b, y, wide, begin, end, stride);
+    for (int i = 0; i < 64 * 64; i += 16) store(state + i, load(wide + i));
   }
 }

@@ -14,23 +14,30 @@ struct Inputs {
 };
 
 // Sequence i is the tokens start[i] to start[i + 1], and its state is row[i] of `pool`.
-void wkv7_run(const Inputs& in, const Tensor& y, float* pool, int64_t pool_stride, const int64_t* row,
+template <class T, class S>
+void wkv7_run_as(const Inputs& in, T* y, S* pool, int64_t pool_stride, const int64_t* row, const int64_t* start,
+                 int64_t batch, int64_t heads) {
+  const auto kernel = COG_RWKV_KERNEL(wkv7_head<T, S>);
+  const T *r = data<T>(in.r), *w = data<T>(in.w), *k = data<T>(in.k), *v = data<T>(in.v), *a = data<T>(in.a),
+          *b = data<T>(in.b);
+  const int64_t tokens_each = 1 + start[batch] / batch;
+  parallel_for(batch * heads, 1 + 4 / tokens_each, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      const int64_t sequence = i / heads, head = i % heads, h = head * kHead;
+      kernel(r + h, w + h, k + h, v + h, a + h, b + h, y + h, pool + row[sequence] * pool_stride + head * kHead * kHead,
+             start[sequence], start[sequence + 1], heads * kHead);
+    }
+  });
+}
+
+void wkv7_run(const Inputs& in, const Tensor& y, const Tensor& pool, int64_t pool_stride, const int64_t* row,
               const int64_t* start, int64_t batch, int64_t heads) {
   if (batch * heads == 0) return;
-  const int64_t tokens_each = 1 + start[batch] / batch;
   dispatch_float_or_half(y.scalar_type(), [&](auto type) {
-    using T = typename decltype(type)::type;
-    const auto kernel = COG_RWKV_KERNEL(wkv7_head<T>);
-    const T *r = data<T>(in.r), *w = data<T>(in.w), *k = data<T>(in.k), *v = data<T>(in.v), *a = data<T>(in.a),
-            *b = data<T>(in.b);
-    T* out = mutable_data<T>(y);
-    parallel_for(batch * heads, 1 + 4 / tokens_each, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++) {
-        const int64_t sequence = i / heads, head = i % heads, h = head * kHead;
-        kernel(r + h, w + h, k + h, v + h, a + h, b + h, out + h,
-               pool + row[sequence] * pool_stride + head * kHead * kHead, start[sequence], start[sequence + 1],
-               heads * kHead);
-      }
+    dispatch_float_or_half(pool.scalar_type(), [&](auto pool_type) {
+      using T = typename decltype(type)::type;
+      using S = typename decltype(pool_type)::type;
+      wkv7_run_as(in, mutable_data<T>(y), mutable_data<S>(pool), pool_stride, row, start, batch, heads);
     });
   });
 }
@@ -45,7 +52,7 @@ std::tuple<Tensor, Tensor> wkv7_cpu(const Tensor& r, const Tensor& w, const Tens
   torch::stable::copy_(after, state);
   std::vector<int64_t> row(batch), start(batch + 1);
   for (int64_t i = 0; i < batch; i++) row[i] = i, start[i + 1] = (i + 1) * tokens;
-  wkv7_run(in, y, mutable_data<float>(after), heads * kHead * kHead, row.data(), start.data(), batch, heads);
+  wkv7_run(in, y, after, heads * kHead * kHead, row.data(), start.data(), batch, heads);
   return {y, after};
 }
 
@@ -57,8 +64,7 @@ Tensor wkv7_packed_cpu(const Tensor& r, const Tensor& w, const Tensor& k, const 
   const Tensor row = as_contiguous(rows), start = as_contiguous(cu_seqlens);
   check_packed_values("wkv7_", data<int64_t>(row), data<int64_t>(start), rows.size(0), r.size(0), pool.size(0));
   Tensor y = empty_tensor(r, r.sizes());
-  wkv7_run(in, y, mutable_data<float>(pool), stride, data<int64_t>(row), data<int64_t>(start), rows.size(0),
-           pool.size(1));
+  wkv7_run(in, y, pool, stride, data<int64_t>(row), data<int64_t>(start), rows.size(0), pool.size(1));
   return y;
 }
 

@@ -15,27 +15,36 @@ constexpr int kThreads = 256;       // four for each of the 64 values, with 16 k
 constexpr int kInputs = 6 * kHead;  // of one token and head: r, w, k, v, a, b
 enum Input { kR, kW, kK, kV, kA, kB };
 
-template <class T>
-struct Wkv7 {
-  const T* in[6];                    // r, w, k, v, a, b, each [tokens, heads, 64]
-  T* y;                              // [tokens, heads, 64]
-  const float* state;                // rows of [heads, 64, 64], in_stride apart
-  float* state_out;                  // the same rows, out_stride apart
+// Where things lie.
+struct Layout {
   const int64_t *rows, *cu_seqlens;  // null: sequence i has row i, and the tokens i * each to (i + 1) * each
-  int64_t tokens, heads, pool_rows, in_stride, out_stride, each;
-  bool aligned;  // the states allow loads of 16 bytes
+  int64_t batch, tokens, heads, pool_rows, in_stride, out_stride, each;
+  bool aligned;  // the states allow loads of four at a time
+};
+
+// T is the dtype of the activations, S that of the states.
+template <class T, class S>
+struct Wkv7 : Layout {
+  const T* in[6];  // r, w, k, v, a, b, each [tokens, heads, 64]
+  T* y;            // [tokens, heads, 64]
+  const S* state;  // rows of [heads, 64, 64], in_stride apart
+  S* state_out;    // the same rows, out_stride apart
 };
 
 // The keys that a thread holds: four at a time, at 16 * j + 4 * quarter.
-__device__ __forceinline__ float4 load4(const float* p, bool aligned) {
-  return aligned ? *reinterpret_cast<const float4*>(p) : make_float4(p[0], p[1], p[2], p[3]);
+template <class S>
+__device__ __forceinline__ float4 load4(const S* p, bool aligned) {
+  const Vector<S, 4> x = aligned ? load_vector<S, 4>(p) : Vector<S, 4>{{p[0], p[1], p[2], p[3]}};
+  return make_float4(x.values[0], x.values[1], x.values[2], x.values[3]);
 }
 
-__device__ __forceinline__ void store4(float* p, float4 x, bool aligned) {
+template <class S>
+__device__ __forceinline__ void store4(S* p, float4 x, bool aligned) {
+  const Vector<S, 4> rounded{{static_cast<S>(x.x), static_cast<S>(x.y), static_cast<S>(x.z), static_cast<S>(x.w)}};
   if (aligned) {
-    *reinterpret_cast<float4*>(p) = x;
+    store_vector<S, 4>(p, rounded);
   } else {
-    p[0] = x.x, p[1] = x.y, p[2] = x.z, p[3] = x.w;
+    for (int i = 0; i < 4; i++) p[i] = rounded.values[i];
   }
 }
 
@@ -48,27 +57,42 @@ __device__ __forceinline__ float4 step4(float4 s, float4 decay, float removed, f
 }
 
 // Value i of a token's inputs, as the recurrence wants it.
-template <class T>
-__device__ __forceinline__ float load_input(const Wkv7<T>& p, int64_t token, int64_t head, int i) {
+template <class T, class S>
+__device__ __forceinline__ float load_input(const Wkv7<T, S>& p, int64_t token, int64_t head, int i) {
   const float x = static_cast<float>(p.in[i / kHead][(token * p.heads + head) * kHead + i % kHead]);
   return i / kHead == kW ? expf(-0.60653065971263342f * sigmoid(x)) : x;  // e^-0.5
 }
 
+template <class T, class S>
+__device__ void fill_nan(const Wkv7<T, S>& p, int64_t head, int64_t begin, int64_t end) {
+  if (end <= begin) return;
+  for (int64_t j = threadIdx.x; j < (end - begin) * kHead; j += kThreads) {
+    p.y[((begin + j / kHead) * p.heads + head) * kHead + j % kHead] = static_cast<T>(nanf(""));
+  }
+}
+
+// NaN for the tokens that are in no sequence: before the first, after the last, and in one that sequence_at refused.
+template <class T, class S>
+__device__ void fill_gaps(const Wkv7<T, S>& p, int64_t i, int64_t head, bool empty) {
+  const int64_t begin = p.cu_seqlens[i], end = p.cu_seqlens[i + 1];
+  if (i == 0) fill_nan(p, head, 0, min(begin, p.tokens));
+  if (i == p.batch - 1) fill_nan(p, head, max(end, int64_t{0}), p.tokens);
+  if (empty) fill_nan(p, head, max(begin, int64_t{0}), min(end, p.tokens));
+}
+
 // A block a sequence and head: it walks the tokens with the state in registers. The inputs of the next token are
 // fetched while one is computed; two buffers in shared memory, so that one barrier a token is enough.
-template <class T>
-__global__ void __launch_bounds__(kThreads) wkv7_kernel(const Wkv7<T> p) {
+template <class T, class S>
+__global__ void __launch_bounds__(kThreads) wkv7_kernel(const Wkv7<T, S> p) {
   __shared__ __align__(16) float buffers[2][kInputs];
   const int64_t i = blockIdx.x / p.heads, head = blockIdx.x % p.heads;
   Sequence s{i * p.each, (i + 1) * p.each, i, true};
-  if (p.rows != nullptr) s = sequence_at(p.rows, p.cu_seqlens, i, p.tokens, p.pool_rows);
-  const int thread = threadIdx.x, value = thread / 4, quarter = thread % 4;
-  if (!s.row_ok) {
-    for (int64_t j = thread; j < (s.end - s.begin) * kHead; j += kThreads) {
-      p.y[((s.begin + j / kHead) * p.heads + head) * kHead + j % kHead] = static_cast<T>(nanf(""));
-    }
-    return;
+  if (p.rows != nullptr) {
+    s = sequence_at(p.rows, p.cu_seqlens, i, p.tokens, p.pool_rows);
+    fill_gaps(p, i, head, s.begin == s.end);
   }
+  const int thread = threadIdx.x, value = thread / 4, quarter = thread % 4;
+  if (!s.row_ok) return fill_nan(p, head, s.begin, s.end);
   if (s.begin == s.end && p.state == p.state_out) return;
 
   const int64_t at = (head * kHead + value) * kHead + quarter * 4;
@@ -116,29 +140,29 @@ struct Inputs {
   Tensor r, w, k, v, a, b;
 };
 
-// `work` has everything but what depends on T.
-void wkv7_run(const Launch& launch, const Inputs& in, const Tensor& y, int64_t batch, Wkv7<char> work) {
-  const int64_t count = batch * work.heads;
-  if (count == 0) return;
+void wkv7_run(const Launch& launch, const Inputs& in, const Tensor& y, const Tensor& state, const Tensor& state_out,
+              Layout layout) {
+  const int64_t count = layout.batch * layout.heads;
+  if (count == 0) {  // no block would write y, which may have tokens all the same
+    const size_t bytes = y.numel() * y.element_size();
+    if (bytes > 0) check_cuda("wkv7", cudaMemsetAsync(y.mutable_data_ptr(), 0xff, bytes, launch.stream));  // NaN
+    return;
+  }
   if (count > INT32_MAX) fail("wkv7", "rows: there are more than 2^31 heads to compute");
-  work.aligned = aligned16(work.state, work.state_out) && work.in_stride % 4 == 0 && work.out_stride % 4 == 0;
+  layout.aligned = aligned16(state.const_data_ptr(), state_out.const_data_ptr()) && layout.in_stride % 4 == 0 &&
+                   layout.out_stride % 4 == 0;
   dispatch_float_or_half(y.scalar_type(), [&](auto type) {
-    using T = typename decltype(type)::type;
-    const Wkv7<T> typed{{data<T>(in.r), data<T>(in.w), data<T>(in.k), data<T>(in.v), data<T>(in.a), data<T>(in.b)},
-                        mutable_data<T>(y),
-                        work.state,
-                        work.state_out,
-                        work.rows,
-                        work.cu_seqlens,
-                        work.tokens,
-                        work.heads,
-                        work.pool_rows,
-                        work.in_stride,
-                        work.out_stride,
-                        work.each,
-                        work.aligned};
-    wkv7_kernel<<<static_cast<unsigned>(count), kThreads, 0, launch.stream>>>(typed);
-    launch.check();
+    dispatch_float_or_half(state.scalar_type(), [&](auto state_type) {
+      using T = typename decltype(type)::type;
+      using S = typename decltype(state_type)::type;
+      const Wkv7<T, S> work{layout,
+                            {data<T>(in.r), data<T>(in.w), data<T>(in.k), data<T>(in.v), data<T>(in.a), data<T>(in.b)},
+                            mutable_data<T>(y),
+                            data<S>(state),
+                            mutable_data<S>(state_out)};
+      wkv7_kernel<<<static_cast<unsigned>(count), kThreads, 0, launch.stream>>>(work);
+      launch.check();
+    });
   });
 }
 
@@ -151,11 +175,10 @@ std::tuple<Tensor, Tensor> wkv7_cuda(const Tensor& r, const Tensor& w, const Ten
   const Tensor before = as_contiguous(state);
   Tensor y = empty_tensor(r, r.sizes()), after = empty_tensor(state, state.sizes());
   const int64_t batch = r.size(0), each = r.size(1), heads = r.size(2), stride = heads * kHead * kHead;
-  wkv7_run(launch, in, y, batch,
-           {.state = data<float>(before),
-            .state_out = mutable_data<float>(after),
-            .rows = nullptr,
+  wkv7_run(launch, in, y, before, after,
+           {.rows = nullptr,
             .cu_seqlens = nullptr,
+            .batch = batch,
             .tokens = batch * each,
             .heads = heads,
             .pool_rows = batch,
@@ -173,11 +196,10 @@ Tensor wkv7_packed_cuda(const Tensor& r, const Tensor& w, const Tensor& k, const
                   as_contiguous(v), as_contiguous(a), as_contiguous(b)};
   const Tensor row = as_contiguous(rows), start = as_contiguous(cu_seqlens);
   Tensor y = empty_tensor(r, r.sizes());
-  wkv7_run(launch, in, y, rows.size(0),
-           {.state = data<float>(pool),
-            .state_out = mutable_data<float>(pool),
-            .rows = data<int64_t>(row),
+  wkv7_run(launch, in, y, pool, pool,
+           {.rows = data<int64_t>(row),
             .cu_seqlens = data<int64_t>(start),
+            .batch = rows.size(0),
             .tokens = r.size(0),
             .heads = pool.size(1),
             .pool_rows = pool.size(0),

@@ -36,7 +36,7 @@ inline int64_t check_wkv7_packed(const Tensor& r, const Tensor& w, const Tensor&
   constexpr const char* op = "wkv7_";
   check_heads(op, "r", r);
   check_wkv7_inputs(op, r, w, k, v, a, b);
-  check_dtype(op, "pool", pool, {ScalarType::Float});
+  check_float_or_half(op, "pool", pool);
   check_device(op, "pool", pool, "r", r);
   check_dim(op, "pool", pool, 4, "[R, H, 64, 64]");
   check_shape(op, "pool", pool, {pool.size(0), r.size(1) / kHead, kHead, kHead}, "[R, H, 64, 64] with H * 64 as in r");

@@ -31,6 +31,7 @@ class Case(NamedTuple):
     written: str = ""
     by_row: bool = False  # token t of the result depends on token t alone
     weights: bool = False  # has matrices, in a dtype of their own
+    gradient: bool = True
 
     @property
     def call(self) -> Callable[..., Any]:
@@ -138,11 +139,11 @@ CASES = [
     Case("linear", make_linear, linear.linear, by_row=True, weights=True),
     Case("low_rank", make_low_rank, low_rank.low_rank, by_row=True, weights=True),
     Case("squared_relu_linear", make_squared_relu_linear, squared_relu.squared_relu_linear, by_row=True, weights=True),
-    Case("token_shift_", make_token_shift, token_shift.token_shift_, written="shift"),
+    Case("token_shift_", make_token_shift, token_shift.token_shift_, written="shift", gradient=False),
     Case("time_mix_prepare", make_time_mix_prepare, time_mix_prepare.time_mix_prepare, by_row=True),
     Case("time_mix_output", make_time_mix_output, time_mix_output.time_mix_output, by_row=True),
-    Case("wkv7", make_wkv7, wkv7.wkv7),
-    Case("wkv7_", make_wkv7_packed, wkv7.wkv7_, written="pool"),
+    Case("wkv7", make_wkv7, wkv7.wkv7, gradient=False),
+    Case("wkv7_", make_wkv7_packed, wkv7.wkv7_, written="pool", gradient=False),
 ]
 
 

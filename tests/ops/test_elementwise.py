@@ -16,6 +16,7 @@ from cog_rwkv_ops.add import reference as add_reference
 from cog_rwkv_ops.binary_activation import reference as binary_activation_reference
 from cog_rwkv_ops.swish import reference as swish_reference
 from tests.ops.common import FLOATING, ODD_SIZES, assert_close, layouts, numbers
+from tests.ops.model_cases import BOUND, error
 
 
 class Case(NamedTuple):
@@ -152,6 +153,17 @@ def test_swish_gradient(dtype: torch.dtype, device: str) -> None:
     y.backward(incoming)
     assert [t.data_ptr() for t in kept] == [x.data_ptr()], "the backward keeps x and nothing else"
     assert_close(x.grad, swish_reference.swish_backward(incoming, x.detach()), ulps=4, size=1.0)
+
+
+@every_dtype
+def test_swish_second_derivative(dtype: torch.dtype, device: str) -> None:
+    given = [numbers(4099, dtype=dtype, device=device, seed=i, scale=3.0).requires_grad_() for i in range(2)]
+    outer = numbers(4099, dtype=dtype, device=device, seed=2)
+    _, curved = torch.autograd.grad(COMPILED.swish_backward(*given), given, outer)
+    wide = [t.detach().double().requires_grad_() for t in given]
+    _, right = torch.autograd.grad(swish_reference.swish_backward(*wide), wide, outer.double())
+    assert curved.dtype == dtype
+    assert error(curved, right.cpu()) <= (BOUND | {torch.float64: 1e-14})[dtype]  # rounded once
 
 
 @every_dtype

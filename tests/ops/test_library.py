@@ -111,7 +111,7 @@ def test_only_the_library_beside_the_package_is_used(package: Path, tmp_path: Pa
     elsewhere.mkdir(parents=True)
     (elsewhere / "_cpu.abi3.so").write_text("not a library")
     code = "import cog_rwkv_ops; print(cog_rwkv_ops.__file__)"
-    found = run(sys.executable, "-c", code, folder=elsewhere.parent, PYTHONPATH=str(package), PYTHONSAFEPATH="1")
+    found = run(sys.executable, "-c", code, folder=elsewhere.parent, PYTHONPATH=str(package))
     assert found.stdout.strip() == str(package / "cog_rwkv_ops" / "__init__.py"), found.stderr
 
 

@@ -21,23 +21,20 @@ from tests.ops.model_cases import (
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 every_dtype = pytest.mark.parametrize("dtype", FLOAT_OR_HALF, ids=lambda dtype: str(dtype).removeprefix("torch."))
 F32 = torch.float32
-every_weighted_case = pytest.mark.parametrize(
-    ("case", "weight"),
-    [
-        pytest.param(case, weight, id=f"{case.name}-{weight}_weight".replace("torch.", ""))
-        for case in CASES
-        for weight in (FLOAT_OR_HALF if case.weights else [F32])
-    ],
-)
-
-
-def tensors(case: Case, device: str = "cpu") -> list[str]:
-    return [name for name, value in case.make(2, F32, F32, device).items() if isinstance(value, Tensor)]
-
-
-every_argument = pytest.mark.parametrize(
-    ("case", "name"), [pytest.param(c, name, id=f"{c.name}-{name}") for c in CASES for name in tensors(c)]
-)
+WEIGHTED = [
+    pytest.param(case, weight, id=f"{case.name}-{weight}_weight".replace("torch.", ""))
+    for case in CASES
+    for weight in (FLOAT_OR_HALF if case.weights else [F32])
+]
+ARGUMENTS = [
+    pytest.param(case, name, id=f"{case.name}-{name}")
+    for case in CASES
+    for name, value in case.make(2, F32, F32, "cpu").items()
+    if isinstance(value, Tensor)
+]
+every_weighted_case = pytest.mark.parametrize(("case", "weight"), WEIGHTED)
+every_case_by_row = pytest.mark.parametrize(("case", "weight"), [p for p in WEIGHTED if p.values[0].by_row])
+every_argument = pytest.mark.parametrize(("case", "name"), ARGUMENTS)
 
 
 @every_weighted_case
@@ -102,23 +99,14 @@ def test_a_wrong_device_names_the_argument(case: Case, name: str, cuda: str) -> 
         case.call(**arguments | {name: arguments[name].cpu()})
 
 
-@every_argument
-def test_a_gradient_is_refused(case: Case, name: str, device: str) -> None:
-    arguments = case.make(4, F32, F32, device)
-    if not arguments[name].is_floating_point():
-        return
-    arguments[name].requires_grad_()
-    with pytest.raises(NotImplementedError, match=rf"cog_rwkv_ops.{case.name} has no backward"):
-        case.call(**arguments)
-    with torch.no_grad():
-        case.call(**arguments)
-
-
 @every_case
 @every_dtype
 def test_opcheck(case: Case, dtype: torch.dtype, device: str) -> None:
     for n in (0, 1, 9):
-        torch.library.opcheck(case.compiled, (), case.make(n, dtype, dtype, device))
+        arguments = case.make(n, dtype, dtype, device)
+        if case.gradient:
+            arguments = copied(arguments, lambda t: t.requires_grad_())
+        torch.library.opcheck(case.compiled, (), arguments)
 
 
 @every_case
@@ -146,11 +134,9 @@ def test_number_of_threads_changes_nothing(case: Case) -> None:
         assert all(torch.equal(a, b) for a, b in zip(got[0], other, strict=True))
 
 
-@every_weighted_case
+@every_case_by_row
 @pytest.mark.acceptance(8)
 def test_a_row_is_the_same_beside_any_others(case: Case, weight: torch.dtype) -> None:
-    if not case.by_row:
-        return
     every = case.make(300, F32, weight, "cpu")
     whole = results(case, case.call, every)
 

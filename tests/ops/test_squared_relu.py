@@ -41,6 +41,22 @@ def test_opcheck_and_gradient(dtype: torch.dtype, device: str) -> None:
         assert torch.autograd.gradcheck(cog_rwkv_ops.squared_relu, (x.new_tensor([-1.0, 0.5, 2.0]).requires_grad_(),))
 
 
+@every_dtype
+def test_the_gradient_is_rounded_once(dtype: torch.dtype, device: str) -> None:
+    x = numbers(4099, dtype=dtype, device=device, scale=3.0).requires_grad_()
+    incoming = numbers(4099, dtype=dtype, device=device, seed=1)
+    cog_rwkv_ops.squared_relu(x).backward(incoming)
+    wide = x.detach().double().requires_grad_()
+    reference.squared_relu(wide).backward(incoming.double())
+    assert_close(x.grad, wide.grad.to(dtype), ulps=1, size=0.0)
+
+
+def test_a_gradient_whose_parts_are_beyond_float16(device: str) -> None:
+    x = torch.full((3,), 1e-3, dtype=torch.float16, device=device, requires_grad=True)
+    cog_rwkv_ops.squared_relu(x).backward(torch.full_like(x, 60_000.0))
+    assert_close(x.grad, (x.detach().double() * 120_000).half())
+
+
 @pytest.mark.acceptance(10)
 def test_a_wrong_dtype_is_named(device: str) -> None:
     with pytest.raises(RuntimeError, match="cog_rwkv::squared_relu: x is int32; it must be float32"):

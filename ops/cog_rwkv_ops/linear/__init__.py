@@ -11,8 +11,9 @@ tensor cores' sums and their result are float32, and the factor is taken out aga
 import torch
 from torch import Tensor
 
+from cog_rwkv_ops._gradient import differentiate_definition
 from cog_rwkv_ops._library import operator
-from cog_rwkv_ops._no_gradient import refuse_gradient
+from cog_rwkv_ops.linear import reference
 
 _linear = operator("linear")
 
@@ -26,15 +27,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         bias: [M], float32, or None.
 
     Returns:
-        [N, M] in the dtype of `x`, rounded once.
+        [N, M] in the dtype of `x`, rounded once. Differentiable in every tensor: the gradient is that of the definition
+        in reference.py, which backward() computes again in float32. Backward kernels of its own are not written yet.
 
     Raises:
         RuntimeError: a dtype, shape or device is wrong; the message names the argument.
-        NotImplementedError: an argument requires a gradient: this operator is for inference.
 
     Source: y = x W^T + b of torch.nn.functional.linear.
     """
-    refuse_gradient("linear", x, weight, bias)
     return _linear(x, weight, bias)
 
 
@@ -42,3 +42,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     torch._check(x.shape[1] == weight.shape[1], lambda: f"cog_rwkv::linear: weight has shape {weight.shape}")
     return x.new_empty(x.shape[0], weight.shape[0])
+
+
+differentiate_definition("linear", reference.linear)

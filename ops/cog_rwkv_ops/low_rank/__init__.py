@@ -9,8 +9,9 @@ token. Numbers as in `linear`; what lies between the two products stays in float
 import torch
 from torch import Tensor
 
+from cog_rwkv_ops._gradient import differentiate_definition
 from cog_rwkv_ops._library import operator
-from cog_rwkv_ops._no_gradient import refuse_gradient
+from cog_rwkv_ops.low_rank import reference
 
 _low_rank = operator("low_rank")
 
@@ -26,16 +27,15 @@ def low_rank(x: Tensor, down: Tensor, up: Tensor, bias: Tensor | None = None, ac
         activation: "none", "tanh" or "sigmoid".
 
     Returns:
-        [N, M] in the dtype of `x`, rounded once.
+        [N, M] in the dtype of `x`, rounded once. Differentiable in every tensor: the gradient is that of the definition
+        in reference.py, which backward() computes again in float32. Backward kernels of its own are not written yet.
 
     Raises:
         RuntimeError: a dtype, shape, device or `activation` is wrong; the message names the argument.
-        NotImplementedError: an argument requires a gradient: this operator is for inference.
 
     Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025 (arXiv:2503.14456), section 4:
         loramlp.
     """
-    refuse_gradient("low_rank", x, down, up, bias)
     return _low_rank(x, down, up, bias, activation)
 
 
@@ -44,3 +44,6 @@ def _fake(x: Tensor, down: Tensor, up: Tensor, bias: Tensor | None = None, activ
     torch._check(x.shape[1] == down.shape[1], lambda: f"cog_rwkv::low_rank: down has shape {down.shape}")
     torch._check(down.shape[0] == up.shape[1], lambda: f"cog_rwkv::low_rank: up has shape {up.shape}")
     return x.new_empty(x.shape[0], up.shape[0])
+
+
+differentiate_definition("low_rank", reference.low_rank)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cog_rwkv_ops._gradient import differentiate_definition, widen
 from cog_rwkv_ops._library import operator
-from cog_rwkv_ops._no_gradient import refuse_gradient
+from cog_rwkv_ops.squared_relu import reference
 
 _squared_relu = operator("squared_relu")
 _squared_relu_linear = operator("squared_relu_linear")
@@ -24,7 +25,8 @@ def squared_relu(x: Tensor) -> Tensor:
         x: any shape, any strides; float32, float16, bfloat16 or float64; CPU or CUDA.
 
     Returns:
-        relu(x)^2 in the dtype of `x`, contiguous; NaN stays NaN. Differentiable.
+        relu(x)^2 in the dtype of `x`, contiguous; NaN stays NaN. Differentiable; the gradient of a half precision is
+        computed in float32 and rounded once.
 
     Raises:
         RuntimeError: the dtype is wrong.
@@ -43,16 +45,17 @@ def squared_relu_linear(k: Tensor, weight_t: Tensor) -> Tensor:
             transpose of a linear layer's weight, so that what belongs to one neuron lies together.
 
     Returns:
-        [N, C] in the dtype of `k`, rounded once. On the CPU a row is the same, bit for bit, for any number of rows.
+        [N, C] in the dtype of `k`, rounded once. On the CPU a row is the same, bit for bit, beside any other
+        rows, while the weights are finite: zero times an infinite weight is NaN where its row of `weight_t` is read.
+        Differentiable in every tensor: the gradient is that of the definition in reference.py, which backward()
+        computes again in float32. Backward kernels of its own are not written yet.
 
     Raises:
         RuntimeError: a dtype, shape or device is wrong; the message names the argument.
-        NotImplementedError: an argument requires a gradient: this operator is for inference.
 
     Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025 (arXiv:2503.14456), section 4:
         channel mixing.
     """
-    refuse_gradient("squared_relu_linear", k, weight_t)
     return _squared_relu_linear(k, weight_t)
 
 
@@ -75,7 +78,8 @@ def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> Tensor:
     (x,) = ctx.saved_tensors
-    return gradient * 2 * x.relu()
+    return (widen(gradient) * 2 * widen(x).relu()).to(x.dtype)
 
 
 torch.library.register_autograd("cog_rwkv::squared_relu", _backward, setup_context=_save)
+differentiate_definition("squared_relu_linear", reference.squared_relu_linear)

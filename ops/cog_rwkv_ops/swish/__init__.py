@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cog_rwkv_ops._gradient import widen
 from cog_rwkv_ops._library import operator
 
 _swish = operator("swish")
@@ -51,8 +52,10 @@ def _backward(ctx: Any, gradient: Tensor) -> Tensor:
 def _backward_of_backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor]:
     """With s = sigmoid(x): d/dx of s (1 + x (1 - s)) is s (1 - s) (2 + x (1 - 2 s)). Rarely needed: plain PyTorch."""
     gradient, x = ctx.saved_tensors
-    s = torch.sigmoid(x)
-    return _swish_backward(outer, x), outer * gradient * (s * (1 - s) * (2 + x * (1 - 2 * s)))
+    wide = widen(x)
+    s = torch.sigmoid(wide)
+    curvature = s * (1 - s) * (2 + wide * (1 - 2 * s))
+    return _swish_backward(outer, x), (widen(outer) * widen(gradient) * curvature).to(x.dtype)
 
 
 torch.library.register_autograd("cog_rwkv::swish", _backward, setup_context=_keep_x)

@@ -9,8 +9,9 @@ float32.
 import torch
 from torch import Tensor
 
+from cog_rwkv_ops._gradient import differentiate_definition
 from cog_rwkv_ops._library import operator
-from cog_rwkv_ops._no_gradient import refuse_gradient
+from cog_rwkv_ops.time_mix_output import reference
 
 _time_mix_output = operator("time_mix_output")
 
@@ -40,16 +41,15 @@ def time_mix_output(
         eps: added to a head's variance.
 
     Returns:
-        [N, C] in the dtype of `y`.
+        [N, C] in the dtype of `y`. Differentiable in every tensor: the gradient is that of the definition in
+        reference.py, which backward() computes again in float32. Backward kernels of its own are not written yet.
 
     Raises:
         RuntimeError: a dtype, shape or device is wrong; the message names the argument.
-        NotImplementedError: an argument requires a gradient: this operator is for inference.
 
     Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025 (arXiv:2503.14456), section 4:
         time mixing. Group norm: Wu, He, 2018 (arXiv:1803.08494).
     """
-    refuse_gradient("time_mix_output", y, r, k, v, g, r_k, weight, bias)
     return _time_mix_output(y, r, k, v, g, r_k, weight, bias, eps)
 
 
@@ -66,3 +66,6 @@ def _fake(
     eps: float = 64e-5,
 ) -> Tensor:
     return y.new_empty(y.shape)
+
+
+differentiate_definition("time_mix_output", reference.time_mix_output)

@@ -11,8 +11,9 @@ It gives (k, v, -kk, kk * a): the last two are `a` and `b` of `wkv7`. All arithm
 import torch
 from torch import Tensor
 
+from cog_rwkv_ops._gradient import differentiate_definition
 from cog_rwkv_ops._library import operator
-from cog_rwkv_ops._no_gradient import refuse_gradient
+from cog_rwkv_ops.time_mix_prepare import reference
 
 _time_mix_prepare = operator("time_mix_prepare")
 
@@ -38,17 +39,17 @@ def time_mix_prepare(
         v_mix: how far to go towards it, before its sigmoid, like `k`; given where `v_first` is.
 
     Returns:
-        k, v, minus_kk and kk_a, all like `k`, all new tensors.
+        k, v, minus_kk and kk_a, all like `k`, all new tensors. Differentiable in every tensor: the gradient is that of
+        the definition in reference.py, which backward() computes again in float32. Backward kernels of its own are not
+        written yet.
 
     Raises:
         RuntimeError: a dtype, shape or device is wrong, or only one of `v_first` and `v_mix` is given; the message
             names the argument.
-        NotImplementedError: an argument requires a gradient: this operator is for inference.
 
     Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025 (arXiv:2503.14456), section 4:
         time mixing.
     """
-    refuse_gradient("time_mix_prepare", k, v, a, k_k, k_a, v_first, v_mix)
     return _time_mix_prepare(k, v, a, k_k, k_a, v_first, v_mix)
 
 
@@ -63,3 +64,6 @@ def _fake(
     v_mix: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return k.new_empty(k.shape), k.new_empty(k.shape), k.new_empty(k.shape), k.new_empty(k.shape)
+
+
+differentiate_definition("time_mix_prepare", reference.time_mix_prepare)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -14,11 +13,16 @@ from typing import Any
 import httpx
 
 from script import cog_schema
-from script.server import CogServer, ServerError
+from script.children import exit_on_signals
+from script.server import OWN, CogServer, ServerError
 
 Schema = dict[str, Any]
 EXAMPLE = 'script/predict -i prompt="def fibonacci(n):" -i max_tokens=100'
 STREAM = {"Accept": "text/event-stream"}
+INPUT_HELP = (
+    "an input; repeats. NAME=@FILE takes the text of a file, NAME=@@TEXT is the text @TEXT. "
+    "A list is JSON, or one -i for each item"
+)
 WORDS = {"true": True, "false": False}
 
 
@@ -29,7 +33,7 @@ class InputError(ValueError):
 def inputs(pairs: list[str], document: Schema) -> dict[str, Any]:
     """`name=value` strings as the typed object that the server takes; InputError names what is wrong.
 
-    `name=@file` takes the text of a file. A list is JSON, or the name given several times.
+    `name=@file` takes the text of a file, `name=@@text` is "@text". A list is JSON, or the name given several times.
     """
     schemas = document["components"]["schemas"]
     known: Schema = schemas["Input"]["properties"]
@@ -40,12 +44,12 @@ def inputs(pairs: list[str], document: Schema) -> dict[str, Any]:
             raise InputError(f"-i {pair}: inputs are written name=value")
         if name not in known:
             raise InputError(f"there is no input {name!r}; the inputs are: {', '.join(known)}")
-        if text.startswith("@"):
-            text = Path(text[1:]).expanduser().read_text(encoding="utf-8")
+        text = _text(name, text)
         schema = known[name]
         for part in schema.get("allOf", []):
             schema = {**schema, **schemas[part["$ref"].rpartition("/")[2]]}
         value = _typed(name, text, schema)
+        _check_utf8(name, value)
         if schema.get("type") == "array":
             values.setdefault(name, []).extend(value)
         elif name in values:
@@ -56,6 +60,28 @@ def inputs(pairs: list[str], document: Schema) -> dict[str, Any]:
     if missing:
         raise InputError(f"input {', '.join(map(repr, missing))} is missing; for example: {EXAMPLE}")
     return values
+
+
+def _text(name: str, text: str) -> str:
+    """What `text` stands for: the content of a file after @, a text that begins with @ after @@, else itself."""
+    if not text.startswith("@") or text.startswith("@@"):
+        return text[1:] if text.startswith("@@") else text
+    try:
+        return Path(text[1:]).expanduser().read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        problem = "it is not UTF-8"
+    except (OSError, ValueError, RuntimeError) as error:
+        problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    raise InputError(
+        f"input {name!r} cannot be read from {text[1:]!r}: {problem}; a text that begins with @ is @{text}"
+    )
+
+
+def _check_utf8(name: str, value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:  # bytes of the command line that are no text, or half a surrogate pair as \\u
+        raise InputError(f"input {name!r} is not UTF-8 text") from None
 
 
 def _typed(name: str, text: str, schema: Schema) -> Any:
@@ -75,9 +101,17 @@ def _typed(name: str, text: str, schema: Schema) -> Any:
 
 
 def _items(text: str, schema: Schema) -> list[Any]:
+    """A list as JSON, else one item. Text that only looks like JSON is one string where strings are wanted."""
+    strings = schema["type"] == "string"
     if text.lstrip().startswith("["):
-        found = json.loads(text)
-        if isinstance(found, list):
+        try:
+            found: list[Any] = json.loads(text)
+        except ValueError:
+            if not strings:
+                raise
+        else:
+            if strings and not all(isinstance(item, str) for item in found):
+                raise ValueError("not all are strings")
             return found
     return [_scalar(text, schema["type"])]
 
@@ -129,7 +163,7 @@ def predict(url: str, values: dict[str, Any], *, stream: bool, tries: int = 20) 
     limits = httpx.Timeout(10, read=None)
     headers = STREAM if stream else {}
     for attempt in range(tries):
-        call = httpx.stream("POST", f"{url}/predictions", json={"input": values}, headers=headers, timeout=limits)
+        call = OWN.stream("POST", f"{url}/predictions", json={"input": values}, headers=headers, timeout=limits)
         with call as response:
             if response.status_code == 409 and attempt + 1 < tries:
                 time.sleep(0.02 * (attempt + 1))
@@ -188,9 +222,8 @@ def report(prediction: dict[str, Any]) -> int:
     return 1
 
 
-def run(values: dict[str, Any], *, as_json: bool) -> int:
-    """Start a server, predict, stop the server; returns the exit code."""
-    server = CogServer()
+def run(server: CogServer, values: dict[str, Any], *, as_json: bool) -> int:
+    """Start the server, predict, stop the server; returns the exit code."""
     progress = Progress("starting the server")
     begin = time.monotonic()
     try:
@@ -212,23 +245,19 @@ def run(values: dict[str, Any], *, as_json: bool) -> int:
 
 def main() -> int:
     """Command line of script/predict."""
+    server = CogServer()
+    exit_on_signals(server.child.kill)
     parser = argparse.ArgumentParser(prog="script/predict", description=__doc__, epilog=f"For example: {EXAMPLE}")
-    parser.add_argument(
-        "-i", dest="inputs", action="append", default=[], metavar="NAME=VALUE", help="an input; repeats"
-    )
+    parser.add_argument("-i", dest="inputs", action="append", default=[], metavar="NAME=VALUE", help=INPUT_HELP)
     parser.add_argument("--json", action="store_true", help="print the whole prediction object instead of its text")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         settings = cog_schema.config()
         document = cog_schema.openapi(cog_schema.load(settings.file, settings.class_name), settings.sdk_version)
-        values = inputs(options.inputs, document)
-        return run(values, as_json=options.json)
-    except (InputError, cog_schema.SchemaError, OSError, UnicodeDecodeError) as error:
+        return run(server, inputs(options.inputs, document), as_json=options.json)
+    except (InputError, cog_schema.SchemaError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,13 +73,29 @@ def openapi(runner: Runner, version: str) -> dict[str, Any]:
     return {"openapi": "3.0.2", "info": info, "paths": _paths(runner), "components": {"schemas": schemas}}
 
 
-def write(root: Path = ROOT, output: Path | None = None, *, like_cli: bool = False) -> Runner:
-    """Write the schema of cog.yaml's runner to `output` (default: where the server looks) and return the runner."""
+def text(root: Path = ROOT, *, like_cli: bool = False) -> tuple[str, Runner]:
+    """The schema of cog.yaml's runner as the file holds it, and the runner."""
     settings = config(root)
     runner = load(settings.file, settings.class_name, like_cli=like_cli)
+    return json.dumps(openapi(runner, settings.sdk_version), indent=2) + "\n", runner
+
+
+def write(root: Path = ROOT, output: Path | None = None, *, like_cli: bool = False) -> Runner:
+    """Write the schema of cog.yaml's runner to `output` (default: where the server looks) and return the runner.
+
+    A file that says so already is left alone; another one is replaced at once, for a server may be reading it.
+    """
+    schema, runner = text(root, like_cli=like_cli)
     output = output or root / OUTPUT
+    if output.is_file() and output.read_text(encoding="utf-8") == schema:
+        return runner
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(openapi(runner, settings.sdk_version), indent=2) + "\n", encoding="utf-8")
+    new = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        new.write_text(schema, encoding="utf-8")
+        new.replace(output)
+    finally:
+        new.unlink(missing_ok=True)
     return runner
 
 
@@ -179,8 +196,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help=f"the file to write (default: {OUTPUT} there); - prints it")
     options = parser.parse_args(arguments)
     try:
-        output = Path("/dev/stdout") if str(options.output) == "-" else options.output
-        write(options.root.resolve(), output, like_cli=options.like_cli)
+        root = options.root.resolve()
+        if str(options.output) == "-":
+            print(text(root, like_cli=options.like_cli)[0], end="")
+        else:
+            write(root, options.output, like_cli=options.like_cli)
     except (SchemaError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

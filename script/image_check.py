@@ -26,7 +26,7 @@ import yaml
 from script import cog_schema
 from script.client import STREAM, events
 from script.dockerignore import copy_context
-from script.server import CogServer
+from script.server import OWN, CogServer
 
 # The constants of the Dockerfile that Cog 0.23.1 generates.
 CFLAGS = "-O3 -funroll-loops -fno-strict-aliasing -flto -S"
@@ -149,22 +149,22 @@ def check_library(image: Image) -> None:
 
 def check_server(server: CogServer) -> None:
     """Health, schema, one plain prediction and one stream."""
-    health = httpx.get(f"{server.url}/health-check").json()
+    health = OWN.get(f"{server.url}/health-check").json()
     check(health["status"] == "READY", "health-check says READY")
-    document = httpx.get(f"{server.url}/openapi.json").json()
+    document = OWN.get(f"{server.url}/openapi.json").json()
     operation = document["paths"]["/predictions"]["post"]
     check("prompt" in document["components"]["schemas"]["Input"]["properties"], "/openapi.json has the inputs")
     check(operation.get("x-cog-streaming") is True, "/openapi.json offers streams")
-    answer = httpx.post(f"{server.url}/predictions", json={"input": PROMPT}, timeout=300).json()
+    answer = OWN.post(f"{server.url}/predictions", json={"input": PROMPT}, timeout=300).json()
     check(answer["status"] == "succeeded" and "".join(answer["output"]) != "", "a plain prediction succeeds")
-    call = httpx.stream("POST", f"{server.url}/predictions", json={"input": PROMPT}, headers=STREAM, timeout=300)
+    call = OWN.stream("POST", f"{server.url}/predictions", json={"input": PROMPT}, headers=STREAM, timeout=300)
     with call as response:
         stream = list(events(response))
     text = "".join(data["chunk"] for event, data in stream if event == "output")
     completed = [data for event, data in stream if event == "completed"]
     check(len(completed) == 1 and completed[0]["status"] == "succeeded", "a stream ends with one completed event")
     check(text == "".join(answer["output"]), "the streamed text is the plain prediction's")
-    refused = httpx.post(f"{server.url}/predictions", json={"input": {**PROMPT, "max_tokens": 0}})
+    refused = OWN.post(f"{server.url}/predictions", json={"input": {**PROMPT, "max_tokens": 0}})
     check(refused.status_code == 422, "a value past its bound is refused")
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +18,11 @@ import httpx
 import yaml
 
 from script import cog_schema
+from script.children import Child, exit_on_signals
 
 HOST = "127.0.0.1"
+# Asks servers of this machine: a proxy of the environment is for others.
+OWN = httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 class ServerError(RuntimeError):
@@ -74,42 +74,29 @@ class CogServer:
         self.python = python
         self.base = base
         self.log = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        self.process: subprocess.Popen[bytes] | None = None
+        self.child = Child()
         self.url = ""
 
     def start(self) -> None:
         """Start the process; it is not ready yet."""
         port = free_port()
         self.url = f"http://{HOST}:{port}"
-        # A session of its own: a Ctrl-C reaches us alone, and stop() reaches the workers too.
-        self.process = subprocess.Popen(
-            command(self.python),
-            cwd=self.root,
-            env=environment(self.root, port, self.python, self.base),
-            stdout=self.log,
-            stderr=self.log,
-            start_new_session=True,
-        )
+        variables = environment(self.root, port, self.python, self.base)
+        self.child.start(command(self.python), cwd=self.root, env=variables, stdout=self.log, stderr=self.log)
 
     def wait(self, timeout: float = 3600, progress: Callable[[float], None] = lambda seconds: None) -> None:
         """Return when health-check says READY; ServerError when it fails or takes more than `timeout` seconds."""
         begin = time.monotonic()
         while (status := self._status()) != "READY":
             waited = time.monotonic() - begin
-            if status in ("SETUP_FAILED", "DEFUNCT") or waited > timeout or not self._alive():
+            if status in ("SETUP_FAILED", "DEFUNCT") or waited > timeout or not self.child.alive():
                 raise ServerError(f"the server is {status} after {waited:.0f} s; its log ends:\n{self.tail()}")
             progress(waited)
             time.sleep(0.1)
 
     def stop(self) -> None:
         """End the server and its workers."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(self.process.pid, signal.SIGTERM)
-                self.process.wait(10)
-            with contextlib.suppress(ProcessLookupError):  # what did not end by itself, workers included
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(10)
+        self.child.stop()
         self.log.close()
 
     def tail(self, lines: int = 40) -> str:
@@ -117,14 +104,11 @@ class CogServer:
         self.log.seek(0)
         return "\n".join(map(_readable, self.log.read().splitlines()[-lines:]))
 
-    def _alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
     def _status(self) -> str:
         try:
-            answer: dict[str, Any] = httpx.get(f"{self.url}/health-check", timeout=5).json()
+            answer: dict[str, Any] = OWN.get(f"{self.url}/health-check", timeout=5).json()
         except (httpx.TransportError, ValueError):
-            return "STARTING" if self._alive() else "gone"
+            return "STARTING" if self.child.alive() else "gone"
         return str(answer.get("status", "STARTING"))
 
     def __enter__(self) -> CogServer:
@@ -167,18 +151,26 @@ def wanted_port(text: str, host: str) -> int:
     return int(text)
 
 
-def main() -> None:
-    """script/serve: become the server, on PORT (default 5000), in the foreground."""
+def main() -> int:
+    """script/serve: run the server on PORT (default 5000) until it ends or a signal ends it; the exit status."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default=HOST)
+    child = Child()
+    exit_on_signals(child.kill)
     try:
         port = wanted_port(os.environ.get("PORT", "5000"), parser.parse_known_args()[0].host)
         variables = environment(cog_schema.ROOT, port, sys.executable, os.environ)
+        child.start([*command(), *sys.argv[1:]], cwd=cog_schema.ROOT, env=variables)
+        return child.wait()
     except (cog_schema.SchemaError, ServerError) as error:
-        sys.exit(str(error))
-    os.chdir(cog_schema.ROOT)
-    os.execve(sys.executable, [*command(), *sys.argv[1:]], variables)
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{error.filename or cog_schema.ROOT}: {error.strerror}", file=sys.stderr)
+        return 1
+    finally:
+        child.stop()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -40,6 +40,10 @@ DOCUMENT = cog_schema.openapi(parse(RUNNER, "Runner"), "0.23.1")
         (["mode=exact"], "mode", "exact"),
         (["stop=a", "stop=b c"], "stop", ["a", "b c"]),
         (['stop=["a", "b\\n"]', "stop=c"], "stop", ["a", "b\n", "c"]),
+        (["stop=["], "stop", ["["]),
+        (['stop=["a"'], "stop", ['["a"']),
+        (["prompt=@@property"], "prompt", "@property"),
+        (["prompt=@@@a"], "prompt", "@@a"),
         (["ids=1", "ids=[2, 3]"], "ids", [1, 2, 3]),
         (["seed=7"], "seed", 7),
         (['more={"a": 1}'], "more", {"a": 1}),
@@ -56,8 +60,14 @@ def test_what_is_not_given_is_not_sent() -> None:
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "prompt.txt").write_text("two\nlines\n", encoding="utf-8")
-    assert inputs([f"prompt=@{tmp_path}/prompt.txt"], DOCUMENT) == {"prompt": "two\nlines\n"}
+    (tmp_path / "prompt.txt").write_bytes("two\r\nlínes\n".encode())
+    assert inputs([f"prompt=@{tmp_path}/prompt.txt"], DOCUMENT) == {"prompt": "two\r\nlínes\n"}
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "prompt.bin").write_bytes(b"caf\xe9")
+    with pytest.raises(InputError, match=r"input 'prompt' cannot be read from '.*/prompt\.bin': it is not UTF-8"):
+        inputs([f"prompt=@{tmp_path}/prompt.bin"], DOCUMENT)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +83,17 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("chat=maybe", "'chat' takes true or false"),
         ("mode=slow", "'mode' takes one of fast, exact"),
         ("ids=x", "'ids' takes a list of integer"),
-        ('stop=["a"', "'stop' takes a list of string"),
+        ("stop=[1]", "'stop' takes a list of string"),
+        ("ids=[1", "'ids' takes a list of integer"),
+        ("seed=caf\udce9", "'seed' takes integer"),
+        ("stop=caf\udce9", "input 'stop' is not UTF-8 text"),
+        ('stop=["\\ud800"]', "input 'stop' is not UTF-8 text"),
+        (
+            "stop=@/no/such",
+            "input 'stop' cannot be read from '/no/such': No such file or directory; a text that begins",
+        ),
+        ("stop=@/no/such", "begins with @ is @@/no/such"),
+        ("stop=@/", "input 'stop' cannot be read from '/': Is a directory"),
         ("chat", "written name=value"),
         ("prompt=again", "'prompt' is given twice"),
     ],

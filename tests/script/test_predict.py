@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from script.cog_schema import ROOT
-from script.server import CogServer, ServerError, free_port
+from script.server import OWN, CogServer, ServerError, free_port
 
 RUNNER = """import time
 from cog import BaseRunner, ConcatenateIterator, Input, concurrent, streaming
@@ -106,16 +106,52 @@ def test_a_failing_setup_is_shown(checkout: Path) -> None:
     assert "no weights here" in done.stderr
 
 
-def test_interrupt_stops_the_server_too(checkout: Path) -> None:
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGHUP, 1)])
+def test_a_signal_stops_the_server_too(checkout: Path, number: signal.Signals, times: int) -> None:
     command = client(checkout, "-i", "prompt=x", "-i", "count=1000")
-    process = subprocess.Popen(command, env=environment(checkout), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdout is not None
+    process = subprocess.Popen(command, env=environment(checkout), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
     assert process.stdout.read(3) == b"x0 "
     servers = children(process.pid)
     assert servers
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
-    deadline = time.monotonic() + 10
+    for _ in range(times):
+        process.send_signal(number)
+        time.sleep(0.1)
+    assert process.wait(10) == 128 + number
+    assert b"Traceback" not in process.stderr.read()
+    wait_until_gone(servers)
+
+
+def test_the_server_dies_with_a_client_that_is_killed(checkout: Path) -> None:
+    command = client(checkout, "-i", "prompt=x", "-i", "count=1000")
+    process = subprocess.Popen(command, env=environment(checkout), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None and process.stdout.read(3) == b"x0 "
+    servers = children(process.pid)
+    process.kill()
+    process.wait(10)
+    wait_until_gone(servers)
+
+
+def test_a_proxy_of_the_environment_is_not_asked(checkout: Path) -> None:
+    proxies = dict.fromkeys(["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"], "http://127.0.0.1:9")
+    done = subprocess.run(
+        client(checkout, "-i", "prompt=x", "-i", "count=1"),
+        env={**environment(checkout), **proxies, "NO_PROXY": "", "no_proxy": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.returncode) == ("x0 ", 0), done.stderr
+
+
+def test_an_argument_that_is_no_text_is_one_line(checkout: Path) -> None:
+    command = [os.fsencode(part) for part in client(checkout, "-i")] + [b"prompt=caf\xe9"]
+    done = subprocess.run(command, env=environment(checkout), capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "input 'prompt' is not UTF-8 text\n", 2)
+
+
+def wait_until_gone(servers: set[int]) -> None:
+    deadline = time.monotonic() + 5
     while any(map(runs, servers)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -135,30 +171,62 @@ def children(parent: int) -> set[int]:
     return found.union(*map(children, found))
 
 
-def test_serve_runs_in_the_foreground(checkout: Path) -> None:
+@pytest.fixture
+def served(checkout: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """What script/serve becomes after setting up, and its address."""
     port = free_port()
     variables = {**environment(checkout), "PORT": str(port)}
-    log = (checkout / "log").open("w")
     command = [sys.executable, "-P", "-m", "script.server"]
-    process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 60
-        while status(url) != "READY":
-            assert time.monotonic() < deadline and process.poll() is None, (checkout / "log").read_text()
-            time.sleep(0.1)
-        answer = httpx.post(f"{url}/predictions", json={"input": {"prompt": "y", "count": 1}}).json()
-        assert answer["output"] == ["y0 "]
-        assert httpx.get(f"{url}/openapi.json").json()["info"]["version"] == "0.23.1"
-    finally:
-        process.terminate()
-        process.wait(30)
-        log.close()
+    with (checkout / "log").open("w") as log:
+        process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 60
+    while status(url) != "READY":
+        assert time.monotonic() < deadline and process.poll() is None, (checkout / "log").read_text()
+        time.sleep(0.1)
+    yield process, url
+    process.kill()
+    process.wait(30)
+
+
+Served = tuple[subprocess.Popen[bytes], str]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_serve_runs_in_the_foreground(checkout: Path, served: Served, number: signal.Signals) -> None:
+    process, url = served
+    answer = OWN.post(f"{url}/predictions", json={"input": {"prompt": "y", "count": 1}}).json()
+    assert answer["output"] == ["y0 "]
+    assert OWN.get(f"{url}/openapi.json").json()["info"]["version"] == "0.23.1"
+    check_stop(checkout, process, number, limit=3)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_serve_stops_while_a_reply_runs(checkout: Path, served: Served, times: int) -> None:
+    process, url = served
+    asked = {"input": {"prompt": "y", "count": 1000}}
+    with OWN.stream("POST", f"{url}/predictions", json=asked, headers={"Accept": "text/event-stream"}) as reply:
+        assert reply.status_code == 200
+        check_stop(checkout, process, signal.SIGINT, limit=10 if times == 1 else 3, times=times)
+
+
+def check_stop(
+    checkout: Path, process: subprocess.Popen[bytes], number: signal.Signals, limit: float, times: int = 1
+) -> None:
+    servers = children(process.pid)
+    began = time.monotonic()
+    for _ in range(times):
+        process.send_signal(number)
+        time.sleep(0.1)
+    assert process.wait(limit) == 128 + number
+    assert time.monotonic() - began < limit
+    assert "Traceback" not in (checkout / "log").read_text()
+    wait_until_gone(servers)
 
 
 def status(url: str) -> str | None:
     try:
-        return httpx.get(f"{url}/health-check").json()["status"]
+        return OWN.get(f"{url}/health-check").json()["status"]
     except httpx.TransportError:
         return None
 

@@ -1,9 +1,11 @@
 """script/serve says in one line why it cannot start."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +15,10 @@ from script.server import ServerError, free_port, wanted_port
 HOST = "127.0.0.1"
 
 
-def serve(port: str) -> subprocess.CompletedProcess[str]:
+def serve(port: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "script.server"],
-        cwd=ROOT,
+        cwd=root,
         env={**os.environ, "PORT": port},
         capture_output=True,
         text=True,
@@ -49,3 +51,12 @@ def test_ports_that_are_none(text: str) -> None:
 def test_a_free_port() -> None:
     port = free_port()
     assert wanted_port(str(port), HOST) == port
+
+
+def test_a_schema_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "script", tmp_path / "script", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("cog.yaml", "predict.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".cog").write_text("")  # in the way, for root may write anywhere
+    found = serve(str(free_port()), tmp_path)
+    assert (found.returncode, found.stderr) == (1, f"{tmp_path}/.cog: File exists\n")

@@ -32,13 +32,21 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(checkout: Path) -> subprocess.Popen[str]:
+def start(checkout: Path, **variables: str) -> subprocess.Popen[str]:
     path = f"{checkout / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "LOG": str(checkout / "log"), "COG_RWKV_CUDA": "0"}
-    environment.pop("PYTHON", None)
+    for name in ("PYTHON", "CXX"):
+        environment.pop(name, None)
+    environment |= variables
     return subprocess.Popen(
         [checkout / "script/setup"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+
+
+def setup(checkout: Path, **variables: str) -> tuple[int, str]:
+    run = start(checkout, **variables)
+    output = run.communicate(timeout=30)[0]
+    return run.returncode, output
 
 
 def did(checkout: Path) -> list[str]:
@@ -69,3 +77,48 @@ def test_without_flock_it_goes_on(checkout: Path) -> None:
     found = subprocess.run([checkout / "script/setup"], env=environment, capture_output=True, text=True, timeout=30)
     assert found.returncode == 0, found.stdout + found.stderr
     assert did(checkout) == ["venv", "pip", "build"]
+
+
+@pytest.mark.parametrize("python", ["/no/such/python", "true", ""])
+def test_a_python_that_will_not_do_leaves_the_environment(checkout: Path, python: str) -> None:
+    assert setup(checkout)[0] == 0
+    (checkout / ".venv/place").write_text("elsewhere")
+    (checkout / "bin/python3").write_text("#!/bin/sh\nexit 1\n")
+    for version in ("python3.11", "python3.12", "python3.13"):
+        (checkout / "bin" / version).write_text("#!/bin/sh\nexit 1\n")
+        (checkout / "bin" / version).chmod(0o755)
+    code, output = setup(checkout, PYTHON=python)
+    assert code == 1 and f"found as {python or 'python3'}; name one" in output
+    assert (checkout / ".venv/packages").exists()
+
+
+def test_another_python_may_have_a_space_in_its_path(checkout: Path) -> None:
+    assert setup(checkout)[0] == 0
+    (checkout / "a b").mkdir()
+    python = checkout / "a b/python"
+    python.write_text(PYTHON.replace("3.12", "3.13"))
+    python.chmod(0o755)
+    code, output = setup(checkout, PYTHON=str(python))
+    assert code == 0 and f"making .venv with {python}" in output
+    assert did(checkout) == ["venv", "pip", "build"] * 2
+    assert setup(checkout, PYTHON=str(python)) == (0, "")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_environment_that_is_not_ours_is_left_alone(checkout: Path) -> None:
+    assert setup(checkout)[0] == 0
+    (checkout / ".venv/place").write_text("elsewhere")
+    (checkout / ".venv/bin").chmod(0o555)
+    code, output = setup(checkout)
+    assert code == 1 and ".venv cannot be used and is not writable" in output
+    assert (checkout / ".venv/packages").exists()
+
+
+def test_a_missing_compiler_is_said_before_the_packages(checkout: Path) -> None:
+    code, output = setup(checkout, CXX="no-such-compiler -m64")
+    assert code == 1 and "no C++ compiler (no-such-compiler)" in output
+    assert not (checkout / "log").exists()
+
+
+def test_a_compiler_may_be_more_than_a_word(checkout: Path) -> None:
+    assert setup(checkout, CXX="g++ -m64")[0] == 0

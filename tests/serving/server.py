@@ -67,7 +67,9 @@ class Server:
     def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
         self.process, self.url, self.log = process, url, log
         self.defaults: dict[str, Any] = {}  # inputs where a test does not say
-        self.client = httpx.Client(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None))
+        limits = httpx.Limits(max_connections=None)
+        # A proxy of the environment is for others.
+        self.client = httpx.Client(base_url=url, timeout=60, limits=limits, trust_env=False)
 
     def health(self) -> dict[str, Any]:
         """The answer of /health-check."""

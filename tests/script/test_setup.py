@@ -110,7 +110,7 @@ def test_an_environment_that_is_not_ours_is_left_alone(checkout: Path) -> None:
     (checkout / ".venv/place").write_text("elsewhere")
     (checkout / ".venv/bin").chmod(0o555)
     code, output = setup(checkout)
-    assert code == 1 and ".venv cannot be used and is not writable" in output
+    assert code == 1 and ".venv has to change and is not writable" in output
     assert (checkout / ".venv/packages").exists()
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -121,4 +122,10 @@ def test_a_missing_compiler_is_said_before_the_packages(checkout: Path) -> None:
 
 
 def test_a_compiler_may_be_more_than_a_word(checkout: Path) -> None:
-    assert setup(checkout, CXX="g++ -m64")[0] == 0
+    """torch's build gets it as one."""
+    shutil.copy(ROOT / "script/build-ops", checkout / "script/build-ops")
+    (checkout / "bin/g++").write_text('#!/bin/sh\necho "$@" >>"$LOG"\n')
+    python = PYTHON.replace("esac", """    'setup.py build_ext') "$CXX" 'a b' ;;\nesac""")
+    (checkout / "bin/python3").write_text(python)
+    assert setup(checkout, CXX="env g++ -m64") == (0, ANY)
+    assert "-m64 a b" in (checkout / "log").read_text().splitlines()

@@ -258,7 +258,3 @@ def main() -> int:
     except (InputError, cog_schema.SchemaError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

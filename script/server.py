@@ -170,7 +170,3 @@ def main() -> int:
         return 1
     finally:
         child.stop()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -56,7 +56,7 @@ def checkout(tmp_path: Path) -> Iterator[Path]:
 
 def client(checkout: Path, *arguments: str) -> list[str]:
     """The command that script/predict becomes after setting up."""
-    return [sys.executable, "-P", "-m", "script.client", *arguments]
+    return [sys.executable, "-P", "-m", "script", "predict", *arguments]
 
 
 def environment(checkout: Path) -> dict[str, str]:
@@ -176,7 +176,7 @@ def served(checkout: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """What script/serve becomes after setting up, and its address."""
     port = free_port()
     variables = {**environment(checkout), "PORT": str(port)}
-    command = [sys.executable, "-P", "-m", "script.server"]
+    command = [sys.executable, "-P", "-m", "script", "serve"]
     with (checkout / "log").open("w") as log:
         process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"

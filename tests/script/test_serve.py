@@ -17,9 +17,9 @@ HOST = "127.0.0.1"
 
 def serve(port: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "script.server"],
+        [sys.executable, "-P", "-m", "script", "serve"],
         cwd=root,
-        env={**os.environ, "PORT": port},
+        env={**os.environ, "PORT": port, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         timeout=60,

@@ -17,15 +17,17 @@ def choose_device(setting: str = "auto") -> torch.device:
         usable = cuda and ops.cuda_problem() is None
         return torch.device("cuda", torch.cuda.current_device()) if usable else torch.device("cpu")
     device = torch.device(setting)
-    if device.type == "cuda" and not cuda:
-        raise ValueError(f"device: {setting} was asked for, but torch {torch.__version__} sees no CUDA device")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device: {setting} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
-    if device.type not in ("cpu", "cuda"):
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
         raise ValueError(f"device: {setting} is neither cpu nor cuda")
-    if device.type == "cuda" and (problem := ops.cuda_problem()):
+    if not cuda:
+        raise ValueError(f"device: {setting} was asked for, but torch {torch.__version__} sees no CUDA device")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device: {setting} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
+    if problem := ops.cuda_problem():
         raise ValueError(f"device: {setting} was asked for, but {problem}")
-    return device
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 
 def why_not_cuda(setting: str) -> str | None:

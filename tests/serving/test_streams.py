@@ -42,7 +42,9 @@ def test_the_events_of_a_stream(stub: Server) -> None:
 def test_text_comes_in_groups_and_the_first_at_once(stub: Server) -> None:
     streamed = stub.stream(order(words=1000), max_tokens=600)
     times = [event.time for event in streamed.named("output")]
-    assert len(times) <= (times[-1] - times[0]) / 0.02 + 2
+    # Events on their way may bunch up, so some more than one each 20 ms; one a token would be 600.
+    assert len(times) <= 1.2 * (times[-1] - times[0]) / 0.02 + 5
+    assert len(times) < 300
     assert len(streamed.named("output")[0].data["chunk"]) < 0.1 * len(streamed.text)
 
 

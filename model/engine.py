@@ -15,7 +15,7 @@ from model.errors import RwkvError
 from model.handle import FinishReason, Handle
 from model.sampling import Sampler, SamplingParams
 from model.scheduler import Part, Scheduler, Sequence
-from model.state import StatePool
+from model.state import SavedState, StatePool
 
 END_OF_TEXT = 0
 STALLED_AFTER = 30.0  # seconds without the end of a step
@@ -61,17 +61,42 @@ class Engine:
         self._thread = threading.Thread(target=self._drive, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, ids: Ids[int], params: SamplingParams, max_tokens: int, handle: Handle | None = None) -> Handle:
+    def submit(
+        self,
+        ids: Ids[int],
+        params: SamplingParams,
+        max_tokens: int,
+        handle: Handle | None = None,
+        *,
+        start: SavedState | None = None,
+    ) -> Handle:
         """Queue a request: continue ``ids`` (one or more, within the vocabulary) by at most ``max_tokens`` ids.
 
-        The ids come through the returned handle, which is ``handle`` where one is given. Id 0 ends the reply and is not
-        part of it. Raises ValueError for bad ids or fewer than one token, EngineError where the engine has stopped.
+        The ids are read on top of ``start`` (by default the empty context), which is kept until the reply has ended and
+        never written. The reply comes through the returned handle, which is ``handle`` where one is given. Id 0 ends
+        it and is no part of it. Raises ValueError for bad ids or fewer than one token, EngineError where the engine has
+        stopped.
         """
-        if not ids or min(ids) < 0 or max(ids) >= self._model.vocab_size:
-            raise ValueError(f"ids: one or more from 0 to {self._model.vocab_size - 1} are needed, got {len(ids)}")
         if max_tokens < 1:
             raise ValueError(f"max_tokens: one or more are needed, got {max_tokens}")
-        sequence = Sequence(list(ids), params, max_tokens, handle or Handle())
+        return self._queue(Sequence(list(ids), params, max_tokens, handle or Handle(), start))
+
+    def read(self, ids: Ids[int], start: SavedState | None = None) -> SavedState:
+        """The state after exactly ``ids`` on top of ``start`` (by default the empty context), on the pool's device.
+
+        It waits its turn as a request does and blocks its thread meanwhile. Raises ValueError for bad ids, EngineError
+        where reading fails or the engine has stopped.
+        """
+        sequence = Sequence(list(ids), SamplingParams(temperature=0.0), 0, Handle(), start)
+        self._queue(sequence).take()
+        if sequence.result is None:
+            raise EngineError(f"the text could not be read: {sequence.handle.error}")
+        return sequence.result
+
+    def _queue(self, sequence: Sequence) -> Handle:
+        ids = sequence.ids
+        if not ids or min(ids) < 0 or max(ids) >= self._model.vocab_size:
+            raise ValueError(f"ids: one or more from 0 to {self._model.vocab_size - 1} are needed, got {len(ids)}")
         sequence.handle.submitted = time.monotonic()
         with self._work:
             if self._stopping or not self._thread.is_alive():
@@ -156,7 +181,10 @@ class Engine:
         """Read the parts; one drawn id a part that draws, in their order, None where its logits are not finite."""
         for part in parts:
             if part.begin == 0:
-                self._pool.clear(part.sequence.row)
+                if part.sequence.start is None:
+                    self._pool.clear(part.sequence.row)
+                else:
+                    self._pool.load(part.sequence.row, part.sequence.start)
                 self._sampler.set_row(
                     part.sequence.row, part.sequence.params, part.sequence.ids[part.sequence.prompt :]
                 )
@@ -166,6 +194,9 @@ class Engine:
             ends.append(ends[-1] + part.end - part.begin)
         rows = self._tensor([part.sequence.row for part in parts])
         logits = self._model.forward(self._tensor(ids), self._pool, rows, self._tensor(ends))
+        for part in parts:
+            if part.completes:
+                part.sequence.result = self._pool.save(part.sequence.row)
         drawing = [index for index, part in enumerate(parts) if part.draws]
         if not drawing:
             logits[0, 0].item()  # the step ends once the device has done it, not when it has been told to
@@ -184,6 +215,9 @@ class Engine:
         self._scheduler.succeeded(parts)
         for sequence, token in zip(drawing, drawn, strict=True):
             self._append(sequence, token)
+        for part in parts:
+            if part.completes:
+                self._end(part.sequence, "length")
 
     def _append(self, sequence: Sequence, token: int | None) -> None:
         if token is None:

@@ -9,21 +9,27 @@ from dataclasses import dataclass, field
 
 from model.handle import Handle
 from model.sampling import SamplingParams
+from model.state import SavedState
 
 RECOVERY = 1 / 64  # by how much steps may grow with each that goes well, after one that was too large
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A request in the engine. ``ids`` are its prompt and what was drawn; its state has read the first ``done``."""
+    """A request in the engine. ``ids`` are its prompt and what was drawn; its state has read the first ``done``.
+
+    They are read on top of ``start``, or of the empty context. One with ``max_tokens`` 0 is read and nothing is drawn.
+    """
 
     ids: list[int]
     params: SamplingParams
     max_tokens: int
     handle: Handle
+    start: SavedState | None = None
     prompt: int = field(init=False)
     done: int = 0
     row: int = -1
+    result: SavedState | None = None  # what one that is only read is for
     served: int = 0  # the last step that read from it, at first the one at which it got its row
     suspect: bool = False  # was in a step that failed; runs alone until it has drawn a token
 
@@ -38,7 +44,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Part:
-    """``sequence.ids[begin:end]``, to be read in one step; a token is drawn where that is the last of them."""
+    """``sequence.ids[begin:end]``, to be read in one step."""
 
     sequence: Sequence
     begin: int
@@ -47,7 +53,12 @@ class Part:
     @property
     def draws(self) -> bool:
         """Whether the step draws a token for this sequence."""
-        return self.end == len(self.sequence.ids)
+        return self.end == len(self.sequence.ids) and self.sequence.max_tokens > 0
+
+    @property
+    def completes(self) -> bool:
+        """Whether nothing is left of a sequence that is only to be read."""
+        return self.end == len(self.sequence.ids) and self.sequence.max_tokens == 0
 
 
 class Scheduler:
@@ -118,7 +129,7 @@ class Scheduler:
         """The step has been made: its parts are read."""
         for part in parts:
             part.sequence.done = part.end
-            part.sequence.suspect = part.sequence.suspect and not part.draws
+            part.sequence.suspect = part.sequence.suspect and not (part.draws or part.completes)
         self._most = min(self._rows, self._most + RECOVERY)
 
     def failed(self, parts: list[Part]) -> Sequence | None:

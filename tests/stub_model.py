@@ -34,6 +34,14 @@ class StubPool:
         """An empty context."""
         self.read[row] = []
 
+    def save(self, row: int) -> list[int]:
+        """What it has read, in place of a SavedState."""
+        return list(self.read[row])
+
+    def load(self, row: int, saved: list[int]) -> None:
+        """As if it had read what is saved."""
+        self.read[row] = list(saved)
+
 
 class StubModel:
     """``script(ids)`` gives the next id after all that the row has read, or raises, or sleeps; NAN_LOGITS gives NaN."""

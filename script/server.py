@@ -34,18 +34,27 @@ def command(python: str = sys.executable) -> list[str]:
     return [python, "-m", "cog.server.http", "--host", HOST]
 
 
-def environment(root: Path, port: int, python: str, base: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    root: Path,
+    port: int,
+    python: str,
+    base: Mapping[str, str],
+    *,
+    folder: Path | None = None,
+    runner_stub: str | None = None,
+) -> dict[str, str]:
     """Write the schema of `root` and return `base` with the variables that Cog sets in the image.
 
-    What cog.yaml's `environment` says can be set otherwise in `base`, as by `docker run -e`.
+    What cog.yaml's `environment` says can be set otherwise in `base`, as by `docker run -e`. The server is to work in
+    `folder` (by default `root`), and `runner_stub` is "file:class" of another runner than cog.yaml's.
     """
-    runner = cog_schema.write(root)
+    runner = cog_schema.write(root, folder and folder / cog_schema.OUTPUT)
     entries = yaml.safe_load((root / "cog.yaml").read_text(encoding="utf-8"))
     return {
         **dict(entry.split("=", 1) for entry in entries.get("environment", [])),
         "COG_MAX_CONCURRENCY": str(runner.concurrency or 1),
         **base,
-        "COG_PREDICT_TYPE_STUB": entries["run"],
+        "COG_PREDICT_TYPE_STUB": runner_stub or entries["run"],
         "PORT": str(port),
         "PYTHONUNBUFFERED": "1",
         # The server starts its worker as "python": that has to be the one which runs the server.
@@ -62,18 +71,28 @@ def free_port() -> int:
 
 
 class CogServer:
-    """A server on a free port of this machine, from `start` (or `with`) to `stop`; its log is in `log`.
+    """A server on a free port of this machine, from `start` (or `with`) to `stop`; `text` is its log.
 
     `root` is the folder with cog.yaml, `python` the interpreter that runs it, `base` the environment it inherits.
+    It works in `folder` (by default `root`), and `runner_stub` is "file:class" of another runner than cog.yaml's.
     """
 
     def __init__(
-        self, root: Path = cog_schema.ROOT, python: str = sys.executable, base: Mapping[str, str] = os.environ
+        self,
+        root: Path = cog_schema.ROOT,
+        python: str = sys.executable,
+        base: Mapping[str, str] = os.environ,
+        *,
+        folder: Path | None = None,
+        runner_stub: str | None = None,
     ) -> None:
         self.root = root
         self.python = python
         self.base = base
-        self.log = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self.folder = folder or root
+        self.runner_stub = runner_stub
+        # For appending: the server writes through the same open file, and reading it moves their common position.
+        self.log = tempfile.TemporaryFile(mode="a+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.child = Child()
         self.url = ""
 
@@ -81,18 +100,28 @@ class CogServer:
         """Start the process; it is not ready yet."""
         port = free_port()
         self.url = f"http://{HOST}:{port}"
-        variables = environment(self.root, port, self.python, self.base)
-        self.child.start(command(self.python), cwd=self.root, env=variables, stdout=self.log, stderr=self.log)
+        variables = environment(
+            self.root, port, self.python, self.base, folder=self.folder, runner_stub=self.runner_stub
+        )
+        self.child.start(command(self.python), cwd=self.folder, env=variables, stdout=self.log, stderr=self.log)
 
     def wait(self, timeout: float = 3600, progress: Callable[[float], None] = lambda seconds: None) -> None:
         """Return when health-check says READY; ServerError when it fails or takes more than `timeout` seconds."""
         begin = time.monotonic()
-        while (status := self._status()) != "READY":
+        if (status := self.settle(timeout, progress)) != "READY":
             waited = time.monotonic() - begin
-            if status in ("SETUP_FAILED", "DEFUNCT") or waited > timeout or not self.child.alive():
-                raise ServerError(f"the server is {status} after {waited:.0f} s; its log ends:\n{self.tail()}")
+            raise ServerError(f"the server is {status} after {waited:.0f} s; its log ends:\n{self.tail()}")
+
+    def settle(self, timeout: float, progress: Callable[[float], None] = lambda seconds: None) -> str:
+        """The status that health-check has once the setup is over, or when `timeout` seconds are; "gone" without one."""
+        begin = time.monotonic()
+        while (status := self._status()) in ("STARTING", "UNKNOWN"):
+            waited = time.monotonic() - begin
+            if waited > timeout:
+                break
             progress(waited)
-            time.sleep(0.1)
+            time.sleep(0.05)
+        return status
 
     def stop(self) -> None:
         """End the server and its workers."""
@@ -101,8 +130,12 @@ class CogServer:
 
     def tail(self, lines: int = 40) -> str:
         """The end of the server's log, as text."""
+        return "\n".join(map(_readable, self.text().splitlines()[-lines:]))
+
+    def text(self) -> str:
+        """The server's log so far, as it wrote it."""
         self.log.seek(0)
-        return "\n".join(map(_readable, self.log.read().splitlines()[-lines:]))
+        return self.log.read()
 
     def _status(self) -> str:
         try:

@@ -241,8 +241,7 @@ def status(url: str) -> str | None:
 
 def test_slots_come_from_the_decorator(checkout: Path) -> None:
     with CogServer(checkout) as server:
-        server.log.seek(0)
-        assert '"num_slots":3' in server.log.read()
+        assert '"num_slots":3' in server.text()
 
 
 def test_a_garbled_predict_py_does_not_start(checkout: Path) -> None:

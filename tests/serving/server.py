@@ -1,10 +1,6 @@
 """Cog's HTTP server in a process of its own, and a small client for it."""
 
-import json
 import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,19 +10,14 @@ from typing import Any
 
 import httpx
 import psutil
-import yaml
 
 from script import client
-from script.cog_schema import config, load, openapi
+from script.cog_schema import ROOT
+from script.server import CogServer
 
-ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = f"{ROOT / 'predict.py'}:Runner"
 STUB = f"{ROOT / 'tests/serving/stub_runner.py'}:Runner"
 START_LIMIT = 120.0
-# What the image sets; the build's own variable means nothing here.
-ENVIRONMENT = dict(
-    entry.split("=", 1) for entry in yaml.safe_load((ROOT / "cog.yaml").read_text(encoding="utf-8"))["environment"]
-)
 
 
 @dataclass(frozen=True)
@@ -64,12 +55,16 @@ class Streamed:
 class Server:
     """A running server. ``client`` talks to it; every call here repeats a 409, as all clients of Cog have to."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-        self.process, self.url, self.log = process, url, log
+    def __init__(self, cog: CogServer) -> None:
+        self.cog, self.url = cog, cog.url
         self.defaults: dict[str, Any] = {}  # inputs where a test does not say
         limits = httpx.Limits(max_connections=None)
         # A proxy of the environment is for others.
-        self.client = httpx.Client(base_url=url, timeout=60, limits=limits, trust_env=False)
+        self.client = httpx.Client(base_url=self.url, timeout=60, limits=limits, trust_env=False)
+
+    def log(self) -> str:
+        """What the server has written so far."""
+        return self.cog.text()
 
     def health(self) -> dict[str, Any]:
         """The answer of /health-check."""
@@ -115,28 +110,24 @@ class Server:
         """POST /predictions/{id}/cancel; returns the HTTP status."""
         return self.client.post(f"/predictions/{id}/cancel").status_code
 
+    def processes(self) -> list[psutil.Process]:
+        """The server and its worker."""
+        assert self.cog.child.process is not None
+        server = psutil.Process(self.cog.child.process.pid)
+        return [server, *server.children(recursive=True)]
+
     def memory(self) -> int:
         """Bytes that the server and its worker hold for themselves: the least of a second, for buffers come and go."""
-        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
         samples = []
         for _ in range(10):
             time.sleep(0.1)
-            samples.append(sum(one.memory_full_info().uss for one in family))
+            samples.append(sum(one.memory_full_info().uss for one in self.processes()))
         return min(samples)
 
     def stop(self) -> None:
-        """End the process and everything it started."""
+        """End the server and everything it started."""
         self.client.close()
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        for one in family:
-            if one.is_running():
-                one.kill()
+        self.cog.stop()
 
 
 def _events(response: httpx.Response) -> Iterator[Event]:
@@ -144,48 +135,19 @@ def _events(response: httpx.Response) -> Iterator[Event]:
         yield Event(name, data)
 
 
-def start(folder: Path, runner: str = STUB, concurrency: int = 32, expect: str = "READY", **environment: str) -> Server:
+def start(folder: Path, runner: str = STUB, concurrency: int = 32, expect: str = "READY", **settings: str) -> Server:
     """Start a server that works in ``folder``; once its setup is over its health has to be ``expect``."""
-    settings = config(ROOT)
-    (folder / ".cog").mkdir()
-    schema = openapi(load(settings.file, settings.class_name), settings.sdk_version)
-    (folder / ".cog/openapi_schema.json").write_text(json.dumps(schema))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = folder / "server.log"
-    own = {"COG_PREDICT_TYPE_STUB": runner, "COG_MAX_CONCURRENCY": str(concurrency), "PORT": str(port)}
-    # The server starts its worker as "python", whatever runs the server itself.
-    paths = {
-        "PATH": _joined(str(Path(sys.executable).parent), os.environ.get("PATH")),
-        "PYTHONPATH": _joined(str(ROOT), os.environ.get("PYTHONPATH")),
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cog.server.http", "--host", "127.0.0.1"],
-        cwd=folder,
-        env=os.environ | ENVIRONMENT | own | paths | environment,
-        stdout=log.open("wb"),
-        stderr=subprocess.STDOUT,
-    )
-    server = Server(process, f"http://127.0.0.1:{port}", log)
-    status = _wait(server)
-    if status != expect:
-        server.stop()
-        raise AssertionError(f"{status}\n{log.read_text(errors='replace')[-4000:]}")
-    return server
+    base = os.environ | {"COG_MAX_CONCURRENCY": str(concurrency), "PYTHONPATH": _python_path()} | settings
+    cog = CogServer(base=base, folder=folder, runner_stub=runner)
+    try:
+        cog.start()
+        if (status := cog.settle(START_LIMIT)) != expect:
+            raise AssertionError(f"{status}\n{cog.tail()}")
+        return Server(cog)
+    except BaseException:
+        cog.stop()
+        raise
 
 
-def _joined(*paths: str | None) -> str:
-    return os.pathsep.join(filter(None, paths))
-
-
-def _wait(server: Server) -> str:
-    began = time.monotonic()
-    while time.monotonic() < began + START_LIMIT and server.process.poll() is None:
-        try:
-            if (status := server.health()["status"]) not in ("STARTING", "UNKNOWN"):
-                return status
-        except httpx.TransportError:
-            pass  # it does not listen yet
-        time.sleep(0.05)
-    return "not started"
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

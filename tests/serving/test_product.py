@@ -111,20 +111,20 @@ def test_a_bad_setting_fails_at_setup_by_its_name(launch: Callable[..., Server])
 
 
 def _said(server: Server) -> list[str]:
-    return (server.health()["setup"]["logs"] + server.log.read_text(errors="replace")).splitlines()
+    return (server.health()["setup"]["logs"] + server.log()).splitlines()
 
 
 def _ready_line(server: Server) -> str:
     """The line in the server's log, which the worker's reaches a moment after the server is ready."""
     until = time.monotonic() + 10
-    while not (found := _whole_lines(server.log, "event=ready")) and time.monotonic() < until:
+    while not (found := _whole_lines(server.log(), "event=ready")) and time.monotonic() < until:
         time.sleep(0.1)
     (line,) = found
     return line
 
 
-def _whole_lines(log: Path, part: str) -> list[str]:
-    return [line for line in log.read_text(errors="replace").splitlines(True) if part in line and line.endswith("\n")]
+def _whole_lines(log: str, part: str) -> list[str]:
+    return [line for line in log.splitlines(True) if part in line and line.endswith("\n")]
 
 
 @pytest.mark.gpu

@@ -3,6 +3,8 @@
 from cog_rwkv_ops._library import LibraryError, cuda_problem
 from cog_rwkv_ops.add import add
 from cog_rwkv_ops.binary_activation import binary_activation
+from cog_rwkv_ops.host_gather import host_gather
+from cog_rwkv_ops.host_scatter import host_scatter_
 from cog_rwkv_ops.layer_norm import layer_norm
 from cog_rwkv_ops.linear import linear
 from cog_rwkv_ops.low_rank import low_rank
@@ -18,6 +20,8 @@ __all__ = [
     "add",
     "binary_activation",
     "cuda_problem",
+    "host_gather",
+    "host_scatter_",
     "layer_norm",
     "linear",
     "low_rank",

@@ -104,7 +104,7 @@ class RWKV7:
 
     def __init__(self, config: Config, w: Weights) -> None:
         self.config, self.device = config, w.device
-        self.embedding = w.matrix("emb.weight")
+        self.embedding = w.table("emb.weight")
         self.ln0 = w.vector("blocks.0.ln0.weight"), w.vector("blocks.0.ln0.bias")
         self.blocks = [Block(w, layer) for layer in range(config.layers)]
         self.ln_out = w.vector("ln_out.weight"), w.vector("ln_out.bias")
@@ -117,9 +117,13 @@ class RWKV7:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         progress: bool = True,
+        host_embedding: bool = False,
     ) -> "RWKV7":
-        """Move a checkpoint to ``device``; matrices become ``dtype`` (None keeps the dtype in which each is stored)."""
-        weights = Weights(checkpoint.tensors, torch.device(device), dtype, progress)
+        """Move a checkpoint to ``device``; matrices become ``dtype`` (None keeps the dtype in which each is stored).
+
+        With ``host_embedding`` the embedding stays in pinned host memory, where a CUDA device reads a row a token.
+        """
+        weights = Weights(checkpoint.tensors, torch.device(device), dtype, progress, host_embedding)
         try:
             return cls(checkpoint.config, weights)
         finally:
@@ -144,7 +148,7 @@ class RWKV7:
         sequence, each of which then holds one token or more, or [N, vocab] where ``last_only`` is false.
         """
         seq = Packed(rows, cu_seqlens)
-        x = ops.layer_norm(torch.nn.functional.embedding(ids, self.embedding).float(), *self.ln0)
+        x = ops.layer_norm(ops.host_gather(self.embedding, ids).float(), *self.ln0)
         v_first = None
         for layer, block in enumerate(self.blocks):
             x, v_first = block(x, v_first, pool.shift[layer], pool.wkv[layer], seq)

@@ -40,7 +40,8 @@ class Service:
         found = checkpoint.load(settings.weights, cache=settings.cache)
         tokenizer = Tokenizer(found.vocab)
         allowed = tokenizer.allowed(found.config.vocab)  # before the weights move: a wrong vocabulary fails at once
-        model = RWKV7.load(found, device, choose_dtype(settings.dtype, device))
+        dtype = choose_dtype(settings.dtype, device)
+        model = RWKV7.load(found, device, dtype, host_embedding=settings.host_embedding)
         pool = StatePool(found.config, settings.max_batch, device, DTYPES[settings.state_dtype])
         sampler = Sampler(model.vocab_size, pool.rows, device, allowed)
         service = cls(Engine(model, sampler, pool, settings.chunk(device.type)), tokenizer, settings)

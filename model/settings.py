@@ -35,6 +35,9 @@ class Settings(BaseSettings):
     state_dtype: Literal["float32", "float16", "bfloat16"] = Field(
         default="float32", description="Dtype of the recurrent states; 16 bits lose precision over long texts."
     )
+    host_embedding: bool = Field(
+        default=False, description="Whether the embedding stays in pinned host memory and a GPU reads its rows there."
+    )
     max_batch: int = Field(default=64, ge=1, le=4096, description="Rows of the state pool: sequences that run at once.")
     prefill_chunk: int | None = Field(
         default=None,

@@ -15,13 +15,19 @@ class Weights:
 
     Matrices are cast to ``dtype`` (None keeps the dtype in which each is stored), vectors to float32. On the CPU the
     matrices are copied into huge pages: decoding reads all of them for each token, and small pages cost bandwidth.
+    With ``tables_on_host`` a table stays in host memory, pinned, so that a CUDA device reads its rows from there.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype | None, progress: bool = True
+        self,
+        tensors: Mapping[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype | None,
+        progress: bool = True,
+        tables_on_host: bool = False,
     ) -> None:
         self.device = device
-        self._tensors, self._dtype = tensors, dtype
+        self._tensors, self._dtype, self._pin_tables = tensors, dtype, tables_on_host and device.type != "cpu"
         self._memory = _HugePages()
         label = f"weights to {device}"
         self._bar = tqdm(total=len(tensors), desc=label, unit="tensor", disable=not progress, file=sys.stderr)
@@ -33,6 +39,13 @@ class Weights:
     def matrix(self, name: str) -> Tensor:
         """The tensor as it is published: [out, in], or [vocab, width] for the embedding."""
         return self._place(self._take(name).to(self.device))
+
+    def table(self, name: str) -> Tensor:
+        """A matrix, as it is published, of which a step reads a row a token: for ``cog_rwkv_ops.host_gather``."""
+        if not self._pin_tables:
+            return self.matrix(name)
+        tensor = self._take(name)
+        return tensor.to(self._dtype or tensor.dtype).contiguous().pin_memory()
 
     def matrix_t(self, name: str) -> Tensor:
         """The transposed tensor, row-major."""

@@ -19,6 +19,7 @@ def test_defaults() -> None:
     settings = Settings.read()
     assert Path(settings.weights) == ROOT / "weights"
     assert (settings.device, settings.dtype, settings.start_token) == ("auto", "auto", True)
+    assert not settings.host_embedding
     assert settings.chunk("cpu") < settings.chunk("cuda")
 
 

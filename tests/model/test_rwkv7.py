@@ -123,3 +123,17 @@ def test_a_row_used_again_starts_clean(model: RWKV7) -> None:
 def test_a_pool_needs_a_row(model: RWKV7) -> None:
     with pytest.raises(ValueError, match="rows"):
         StatePool(model.config, 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_an_embedding_in_host_memory_changes_nothing(tmp_path, device: str) -> None:
+    found = checkpoint.load(tiny.write(tiny.Shape(vocab=512), tmp_path / "tiny.safetensors"))
+    logits = []
+    for on_host in (False, True):
+        model = RWKV7.load(found, device, torch.float16, progress=False, host_embedding=on_host)
+        assert (model.embedding.device.type, model.embedding.is_pinned()) == (
+            ("cpu", device == "cuda") if on_host else (device, False)
+        )
+        ids = ids_of(model, 33)
+        logits.append(forward(model, [ids[:20], ids[20:]], StatePool(model.config, 2, model.device), [0, 1]))
+    assert torch.equal(*logits)

@@ -113,7 +113,7 @@ class CogServer:
             raise ServerError(f"the server is {status} after {waited:.0f} s; its log ends:\n{self.tail()}")
 
     def settle(self, timeout: float, progress: Callable[[float], None] = lambda seconds: None) -> str:
-        """The status that health-check has once the setup is over, or when `timeout` seconds are; "gone" without one."""
+        """The status of health-check once the setup is over, or when `timeout` seconds are; "gone" without a server."""
         begin = time.monotonic()
         while (status := self._status()) in ("STARTING", "UNKNOWN"):
             waited = time.monotonic() - begin

@@ -11,14 +11,15 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class Handle:
     """The token ids of one reply, as they are drawn. The engine writes it, one reader reads it, anyone may end it.
 
-    ``finish_reason`` is None until the reply ends; ``error`` says why where that is "error". ``tokens`` counts the ids.
+    ``finish_reason`` is None until the reply ends; ``error`` says why where that is "error". ``tokens`` counts the ids,
+    ``cached_tokens`` those of the prompt whose state was known, ``prefill_tokens`` those that have been read.
     Times are ``time.monotonic()`` seconds: ``submitted``, ``admitted`` (it got a row), ``first_token``, ``last_token``.
     """
 
     def __init__(self) -> None:
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
-        self.tokens = 0
+        self.tokens = self.cached_tokens = self.prefill_tokens = 0
         self.submitted = time.monotonic()
         self.admitted: float | None = None
         self.first_token: float | None = None

@@ -1,6 +1,7 @@
 """Which sequences run, on which row of the state pool, and which of their tokens the next step reads.
 
-No tensors, no threads, no clock: the engine's thread owns a scheduler and asks it before every step.
+No tensors, no threads, no clock: the engine's thread owns a scheduler, asks it before every step and tells it how the
+step went. A step may be planned before the last one's tokens are known: how many there will be is known.
 """
 
 import heapq
@@ -8,17 +9,20 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from model.handle import Handle
+from model.pacer import Pacer
 from model.sampling import SamplingParams
 from model.state import SavedState
 
+GRID = 16  # tokens; where a prompt may be cut, in positions from the start of its context
 RECOVERY = 1 / 64  # by how much steps may grow with each that goes well, after one that was too large
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A request in the engine. ``ids`` are its prompt and what was drawn; its state has read the first ``done``.
+    """A request in the engine. ``ids`` are its prompt and what has been drawn and handed out since.
 
     They are read on top of ``start``, or of the empty context. One with ``max_tokens`` 0 is read and nothing is drawn.
+    ``keys`` name its prefixes in the cache, one a chunk.
     """
 
     ids: list[int]
@@ -26,51 +30,82 @@ class Sequence:
     max_tokens: int
     handle: Handle
     start: SavedState | None = None
-    prompt: int = field(init=False)
-    done: int = 0
+    keys: list[str] = field(default_factory=list)
     row: int = -1
     result: SavedState | None = None  # what one that is only read is for
-    served: int = 0  # the last step that read from it, at first the one at which it got its row
+    prompt: int = field(init=False)
+    served: int = 0  # the step at which its turn last ended, at first the one at which it got its row
     suspect: bool = False  # was in a step that failed; runs alone until it has drawn a token
+    over: bool = False  # it has left its row
+    # These count planned steps as made.
+    base: SavedState | None = field(init=False)  # the state in which its row begins
+    origin: int = 0  # how many of the ids that state has read already
+    done: int = 0  # ids that its state has read
+    drawn: int = 0  # tokens
+    given: int = field(init=False)  # ids before this one come from the host, later ones were drawn on the device since
+    alone: bool = True  # its state was made by steps that read nothing else, cut as on an idle server
 
     def __post_init__(self) -> None:
-        self.prompt = len(self.ids)
+        self.prompt = self.given = len(self.ids)
+        self.base = self.start
 
     @property
     def left(self) -> int:
-        """Tokens that the state has not read: 1 while the reply is being written."""
-        return len(self.ids) - self.done
+        """Tokens to be read: 1 while the reply is being written, 0 once the last one is drawn or all is read."""
+        if self.max_tokens and self.drawn >= self.max_tokens:
+            return 0
+        return self.prompt + self.drawn - self.done
+
+    def resume(self, position: int, state: SavedState, alone: bool) -> None:
+        """Begin with a known state after the first ``position`` ids."""
+        self.base, self.origin, self.done, self.alone = state, position, position, alone
+        self.handle.cached_tokens = position
+
+    def restart(self) -> None:
+        """Read all from the beginning again, with what has been handed out of the reply."""
+        self.base, self.origin, self.done = self.start, 0, 0
+        self.given, self.drawn = len(self.ids), len(self.ids) - self.prompt
+        self.handle.cached_tokens = self.handle.prefill_tokens = 0
 
 
 @dataclass(frozen=True)
 class Part:
-    """``sequence.ids[begin:end]``, to be read in one step."""
+    """``begin:end`` of what ``sequence`` has to read, to be read in one step.
+
+    ``draws``: that is the last of it, and a token is drawn. ``completes``: the last of one that is only to be read.
+    """
 
     sequence: Sequence
     begin: int
     end: int
+    draws: bool = False
+    completes: bool = False
 
     @property
-    def draws(self) -> bool:
-        """Whether the step draws a token for this sequence."""
-        return self.end == len(self.sequence.ids) and self.sequence.max_tokens > 0
+    def size(self) -> int:
+        """Tokens."""
+        return self.end - self.begin
 
     @property
-    def completes(self) -> bool:
-        """Whether nothing is left of a sequence that is only to be read."""
-        return self.end == len(self.sequence.ids) and self.sequence.max_tokens == 0
+    def begins(self) -> bool:
+        """Whether it is the first on its row."""
+        return self.begin == self.sequence.origin
 
 
 class Scheduler:
-    """First in, first out onto ``rows`` rows. A step reads one token of every sequence that is being written, and whole
-    chunks of those still being read, least recently served first, ``chunk`` tokens in all or one chunk.
+    """First in, first out onto ``rows`` rows. A step reads one token of every sequence that is being written, and parts
+    of those still being read, in turns of a chunk each, together as many tokens as the pacer allows.
 
-    Chunks end at multiples of ``chunk`` from the start of the context, so that the cuts of a text, and with them its
-    numbers on a GPU, do not depend on what else is running.
+    Parts end at multiples of ``grid`` from the start of the context and never reach over a multiple of ``chunk``.
+    Where nothing is being written they are whole chunks: so the cuts of a text, and with them its numbers on a GPU, are
+    always the same on a server that has nothing else to do.
     """
 
-    def __init__(self, rows: int, chunk: int) -> None:
-        self.chunk = chunk
+    def __init__(self, rows: int, chunk: int, grid: int = GRID) -> None:
+        """``chunk`` becomes a multiple of ``grid``; of a smaller chunk, ``grid`` becomes the same."""
+        grid = min(grid, chunk)
+        self.grid, self.chunk = grid, chunk // grid * grid
+        self.pacer = Pacer(self.chunk, grid)
         self.active: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self._free = list(range(rows))
@@ -82,12 +117,18 @@ class Scheduler:
         """Sequences that wait or run."""
         return len(self._waiting) + len(self.active)
 
+    @property
+    def waiting(self) -> int:
+        """Sequences without a row."""
+        return len(self._waiting)
+
     def add(self, sequence: Sequence) -> None:
         """Let it wait for a row."""
         self._waiting.append(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence out and free its row."""
+        sequence.over = True
         self.active.remove(sequence)
         heapq.heappush(self._free, sequence.row)
 
@@ -99,10 +140,16 @@ class Scheduler:
         """Those on a row whose readers want no more of them."""
         return [one for one in self.active if one.handle.finish_reason]
 
-    def admit(self) -> list[Sequence]:
-        """Give free rows, lowest first, to those who have waited longest, and return them. Drops who waits no more."""
+    def forget(self) -> list[Sequence]:
+        """Take those out of the queue who wait no more, and return them."""
         # Wherever they stand: behind one who waits long they would keep their ids in memory.
-        self._waiting = deque(one for one in self._waiting if one.handle.finish_reason is None)
+        gone = [one for one in self._waiting if one.handle.finish_reason]
+        if gone:
+            self._waiting = deque(one for one in self._waiting if one.handle.finish_reason is None)
+        return gone
+
+    def admit(self) -> list[Sequence]:
+        """Give free rows, lowest first, to those who have waited longest, and return them."""
         admitted = []
         while self._waiting and self._free:
             sequence = self._waiting.popleft()
@@ -112,52 +159,78 @@ class Scheduler:
         return admitted
 
     def plan(self) -> list[Part]:
-        """What the next step reads: parts of different sequences, at least one where any is active."""
+        """What the next step reads: parts of different sequences, at least one where any has something left."""
         self._step += 1
-        suspects = [one for one in self.active if one.suspect]
-        others = [one for one in self.active if not one.suspect]
+        suspects = [one for one in self.active if one.suspect and one.left]
+        others = [one for one in self.active if not one.suspect and one.left]
         # Steps with a suspect alternate with steps without one, so that finding out holds nobody up for long.
         if suspects and (not others or self._step % 2):
-            parts = [self._part(min(suspects, key=lambda one: one.served))]
-        else:
-            parts = self._share(others)
-        for part in parts:
-            part.sequence.served = self._step
-        return parts
+            sequence = min(suspects, key=lambda one: one.served)
+            return [_part(sequence, self._end(sequence, self.chunk, whole=True))]
+        return self._share(others) if others else []
 
-    def succeeded(self, parts: list[Part]) -> None:
-        """The step has been made: its parts are read."""
+    def launched(self, parts: list[Part]) -> None:
+        """The step is on its way: what is planned next comes after it."""
         for part in parts:
-            part.sequence.done = part.end
+            sequence = part.sequence
+            sequence.handle.prefill_tokens += max(0, min(part.end, sequence.prompt) - part.begin)
+            sequence.alone = sequence.alone and len(parts) == 1 and self._is_whole(part)
+            sequence.done = part.end
+            sequence.drawn += part.draws
+            if part.draws or part.completes or part.end % self.chunk == 0 or sequence.suspect:
+                sequence.served = self._step
+
+    def settled(self, parts: list[Part]) -> None:
+        """The step has been made."""
+        for part in parts:
             part.sequence.suspect = part.sequence.suspect and not (part.draws or part.completes)
         self._most = min(self._rows, self._most + RECOVERY)
 
+    def suspicious(self) -> bool:
+        """Whether any sequence is a suspect: steps are then made one by one, so that a fault has an address."""
+        return any(one.suspect for one in self.active)
+
     def failed(self, parts: list[Part]) -> Sequence | None:
-        """The step has failed, and the states of its rows are half written. Returns the sequence at fault, if known.
+        """A step has failed, and the states of its rows are half written. Returns the sequence at fault, if known.
 
         A sequence that ran alone is at fault itself. Several are read again from their beginnings, alone, so that only
         the one at fault fails in the end. They may all pass, for together they were too much (for the memory, say): so
         steps are half as large from then on, until one at fault is found or many steps have gone well.
         """
-        if len(parts) == 1:
+        sequences = list(dict.fromkeys(part.sequence for part in parts))
+        if len(sequences) == 1:
             self._most = self._rows
-            return parts[0].sequence
-        self._most = len(parts) / 2
-        for part in parts:
-            part.sequence.done, part.sequence.suspect = 0, True
+            return None if sequences[0].over else sequences[0]
+        self._most = len(sequences) / 2
+        for sequence in sequences:
+            if not sequence.over:
+                sequence.suspect = True
+                sequence.restart()
         return None
 
     def _share(self, sequences: list[Sequence]) -> list[Part]:
-        parts = [self._part(one) for one in sequences if one.left == 1]
-        budget = self.chunk
-        for sequence in sorted((one for one in sequences if one.left > 1), key=lambda one: one.served):
-            part = self._part(sequence)
-            size = part.end - part.begin
-            if size <= budget:
-                parts.append(part)
-                budget -= size
+        parts = [_part(one, one.done + 1) for one in sequences if one.left == 1]
+        reading = sorted((one for one in sequences if one.left > 1), key=lambda one: one.served)
+        whole = not parts
+        budget = self.pacer.budget(len(parts), len(reading)) if reading else 0
+        for sequence in reading:
+            if (end := self._end(sequence, budget, whole)) > sequence.done:
+                parts.append(_part(sequence, end))
+                budget -= end - sequence.done
         return sorted(parts, key=lambda part: part.sequence.served)[: max(1, int(self._most))]
 
-    def _part(self, sequence: Sequence) -> Part:
-        end = (sequence.done // self.chunk + 1) * self.chunk
-        return Part(sequence, sequence.done, min(end, len(sequence.ids)))
+    def _end(self, sequence: Sequence, budget: int, whole: bool) -> int:
+        """Where a part of at most ``budget`` tokens ends; it may be empty."""
+        done = sequence.done
+        end = min((done // self.chunk + 1) * self.chunk, done + sequence.left)
+        if end - done <= budget:
+            return end
+        return done if whole else (done + budget) // self.grid * self.grid
+
+    def _is_whole(self, part: Part) -> bool:
+        return part.end % self.chunk == 0 or part.end >= part.sequence.prompt
+
+
+def _part(sequence: Sequence, end: int) -> Part:
+    last = end == sequence.done + sequence.left
+    return Part(sequence, sequence.done, end, last and sequence.max_tokens > 0, last and sequence.max_tokens == 0)

@@ -1,6 +1,7 @@
 """Engines over stub models."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +13,18 @@ from tests.stub_model import StubModel, StubPool
 StartEngine = Callable[..., Engine]
 
 
-@pytest.fixture
-def start() -> Iterator[StartEngine]:
-    """``start(model, rows=4, chunk=8, **settings)`` gives a running engine, which ends with the test."""
+@pytest.fixture(params=[0, 1], ids=["in-step", "ahead"])
+def start(request: pytest.FixtureRequest) -> Iterator[StartEngine]:
+    """``start(model, rows=4, chunk=8, **settings)`` gives a running engine, which ends with the test.
+
+    Both as on the CPU and as on a GPU, where the next step is launched before the ids of the last one are known.
+    """
     engines: list[Engine] = []
 
-    def start(model: StubModel, rows: int = 4, chunk: int = 8, **settings: float) -> Engine:
+    def start(model: StubModel, rows: int = 4, chunk: int = 8, **settings: Any) -> Engine:
         mask = torch.ones(model.vocab_size, dtype=torch.bool)
         sampler = Sampler(model.vocab_size, rows, model.device, mask)
-        engines.append(Engine(model, sampler, StubPool(rows), chunk, **settings))
+        engines.append(Engine(model, sampler, StubPool(rows), chunk, ahead=request.param, **settings))
         return engines[-1]
 
     yield start

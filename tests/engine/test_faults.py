@@ -127,7 +127,7 @@ def test_finding_out_who_failed_holds_nobody_up(start: StartEngine) -> None:
     joined: list[Handle] = []
 
     def script(ids: list[int]) -> int:
-        if ids[0] == GUILTY and len(ids) == 406 and not joined:
+        if ids[0] == GUILTY and len(ids) == 407 and not joined:
             joined.append(engine.submit([1], GREEDY, 5))
             failed_at.append(len(model.steps))
             raise ValueError("broken once")

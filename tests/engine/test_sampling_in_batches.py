@@ -78,7 +78,7 @@ def test_a_reply_that_has_ended_costs_the_others_no_time(start: StartEngine) -> 
     assert [handle.finish_reason for handle in handles] == ["length", "stop", "error", "cancelled"]
     assert list(engine.submit([5], SamplingParams(temperature=0.0), 3)) == reply_of(mixed, [5], 3)
     engine.close()
-    assert engine._sampler._params == [None] * 4
+    assert engine._stepper._sampler._params == [None] * 4
 
 
 def test_without_a_seed_replies_differ(start: StartEngine) -> None:

@@ -15,10 +15,12 @@ def test_those_who_wait_no_more_are_forgotten_wherever_they_stand() -> None:
     scheduler.add(running)
     assert scheduler.admit() == [running]
     scheduler.add(head)
-    for _ in range(500):
-        scheduler.add(gone := _sequence())
-        gone.handle.cancel()
+    gone = [_sequence() for _ in range(500)]
+    for one in gone:
+        scheduler.add(one)
+        one.handle.cancel()
     scheduler.add(last)
+    assert scheduler.forget() == gone
     assert scheduler.admit() == [], "the one row is taken"
     assert scheduler.everything() == [running, head, last]
     scheduler.release(running)

@@ -1,0 +1,53 @@
+"""How much of the prompts a step may read beside running replies, learnt from how long steps take."""
+
+SHARE = 0.7  # time that prompts may add to a step, as a share of what the step takes without them
+CROWD = 4  # so many prompts share that; more add more, or a crowd of them would wait for ever behind a few replies
+MOST = 4.0  # but never more than this many times SHARE
+FORGET = 64  # steps after which the time of a step without prompts is measured anew
+WEIGHT = 0.3  # of a new measurement in an average
+
+
+class Pacer:
+    """Keeps steps that write replies short: with a prompt they take at most 1 + SHARE times as long as without.
+
+    No clock: it is told the times. A step that only reads prompts delays nobody and may always read a whole chunk.
+    """
+
+    def __init__(self, chunk: int, grid: int) -> None:
+        """A budget is from ``grid`` to ``chunk`` tokens, by ``grid``."""
+        self._chunk, self._grid = chunk, grid
+        self._last = 0  # the prompts' tokens in the last step that had both
+        self._token = 0.0  # seconds that a token of a prompt adds to a step
+        self._plain: dict[int, float] = {}  # seconds without prompts, by the bits of the number of replies
+        self._asked: dict[int, int] = {}  # when that was last measured
+        self._step = 0
+
+    def budget(self, writing: int, reading: int) -> int:
+        """Tokens for the prompts of ``reading`` sequences beside ``writing`` replies; 0 where a step without is due."""
+        if writing == 0:
+            return self._chunk
+        self._step += 1
+        size = writing.bit_length()
+        if self._step - self._asked.get(size, -FORGET) >= FORGET:
+            self._asked[size] = self._step
+            return 0
+        share = SHARE * min(max(1.0, reading / CROWD), MOST)
+        allowed = self._plain.get(size, 0.0) * share
+        wanted = allowed / self._token if self._token else float(self._chunk)
+        careful = self._last + self._last // 4 + self._grid  # what one token costs depends on how many there are
+        return max(self._grid, int(min(wanted, careful, self._chunk)) // self._grid * self._grid)
+
+    def measured(self, writing: int, tokens: int, seconds: float) -> None:
+        """A step with ``writing`` replies and ``tokens`` of prompts took ``seconds``."""
+        size = writing.bit_length()
+        if not writing:
+            return
+        if not tokens:
+            self._asked[size] = self._step
+            known = self._plain.get(size, seconds)
+            self._plain[size] = known + WEIGHT * (min(seconds, 3 * known) - known)
+        elif size in self._plain:
+            one = max(0.0, seconds - self._plain[size]) / tokens
+            known = self._token or one
+            self._token = known + WEIGHT * (min(one, 4 * known) - known)
+            self._last = tokens

@@ -38,7 +38,7 @@ class Sequence:
     suspect: bool = False  # was in a step that failed; runs alone until it has drawn a token
     over: bool = False  # it has left its row
     # These count planned steps as made.
-    base: SavedState | None = field(init=False)  # the state in which its row begins
+    base: SavedState | None = field(init=False)  # the state in which its row is to begin
     origin: int = 0  # how many of the ids that state has read already
     done: int = 0  # ids that its state has read
     drawn: int = 0  # tokens
@@ -175,6 +175,7 @@ class Scheduler:
             sequence = part.sequence
             sequence.handle.prefill_tokens += max(0, min(part.end, sequence.prompt) - part.begin)
             sequence.alone = sequence.alone and len(parts) == 1 and self._is_whole(part)
+            sequence.base = None  # its row has it now
             sequence.done = part.end
             sequence.drawn += part.draws
             if part.draws or part.completes or part.end % self.chunk == 0 or sequence.suspect:

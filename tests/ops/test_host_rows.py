@@ -215,7 +215,7 @@ def test_opcheck(dtype: torch.dtype, device: str) -> None:
     for n in (3, 0):
         torch.library.opcheck(COMPILED.host_gather.default, (table.clone().requires_grad_(), ids[:n]))
         torch.library.opcheck(COMPILED.host_scatter_.default, (table, order[:n], gradient[:n]))
-        arguments = gradient[:n].clone().requires_grad_(), ids[:n], order[:n].argsort(), 7, device == "cpu"
+        arguments = gradient[:n].clone().requires_grad_(), ids[:n], order[:n].argsort(), 7, device == "cuda"
         torch.library.opcheck(COMPILED.host_gather_backward.default, arguments)
 
 

@@ -56,7 +56,7 @@ def _backward_fake(gradient: Tensor, sorted: Tensor, order: Tensor, rows: int, o
 def _keep_ids(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     table, ids = inputs
     ctx.save_for_backward(ids)
-    ctx.rows, ctx.on_host = table.shape[0], table.device.type == "cpu"
+    ctx.rows, ctx.on_host = table.shape[0], table.device != ids.device
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -73,9 +73,7 @@ def _keep_order(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward_of_backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
     """The gradient is linear in what comes in: place order[i] gets row sorted[i] of what comes back."""
     sorted, order = ctx.saved_tensors
-    table = outer.contiguous()
-    if sorted.device.type == "cuda" and table.device.type == "cpu":
-        table = table.pin_memory()
+    table = outer.contiguous() if outer.device == sorted.device else outer.contiguous().pin_memory()
     return _host_gather(table, sorted)[order.argsort()], None, None, None, None
 
 

@@ -1,0 +1,80 @@
+"""The rows of ``benchmarks/ops.py`` as JSON, as a picture and as the tables of ops/README.md."""
+
+import json
+from pathlib import Path
+
+Row = dict[str, object]
+KEY = ("op", "pass", "dtype", "shape", "peer")
+BEGIN, END = "<!-- benchmarks/ops.py --readme -->", "<!-- end -->"
+
+
+def line(row: Row) -> str:
+    """One row for the terminal."""
+    return (
+        f"{row['op']:>18} {row['pass']:8} {row['dtype']:8} {row['shape']:24} {row['ours_ms']:>9} ms  "
+        f"{row['share']:>6.1%} of the floor  x{row['ratio']:<7} {row['peer']} {row['peer_ms']} ms"
+    )
+
+
+def load(path: Path) -> list[Row]:
+    """The rows of a JSON file; none where there is no file."""
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def merge(path: Path, rows: list[Row]) -> None:
+    """Put ``rows`` into the file, in the place of rows for the same thing."""
+    found = {tuple(row[k] for k in KEY): row for row in load(path)}
+    found |= {tuple(row[k] for k in KEY): row for row in rows}
+    order = sorted(found.values(), key=lambda row: (row["op"], row["pass"] == "backward"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("[\n" + ",\n".join(json.dumps(row) for row in order) + "\n]\n")
+
+
+def draw(path: Path) -> None:
+    """A picture beside the JSON: the share of the floor and the speed over each peer, a row an operator's pass."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = load(path)
+    names = sorted({(row["op"], row["pass"]) for row in rows}, key=str, reverse=True)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 1 + 0.33 * len(names)), sharey=True)
+    peers = sorted({str(row["peer"]) for row in rows})
+    for row in rows:
+        at = names.index((row["op"], row["pass"]))
+        left.plot(row["share"], at, "o", color="tab:blue", alpha=0.5)
+        right.plot(row["ratio"], at, "o", color=f"C{peers.index(str(row['peer'])) % 10}", alpha=0.6)
+    left.set_yticks(range(len(names)), [f"{op} {which}" for op, which in names])
+    left.set_xlabel("least possible time / our time")
+    left.set_xlim(0, 1.1)
+    right.set_xscale("log")
+    right.axvline(1, color="black", linewidth=0.8)
+    right.set_xlabel("a peer's time / our time")
+    for i, peer in enumerate(peers):
+        right.plot([], [], "o", color=f"C{i % 10}", label=peer)
+    right.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    for axis in (left, right):
+        axis.grid(axis="x", alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path.with_suffix(".png"), dpi=110)
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as Markdown."""
+    cells = [["operator", "pass", "dtype", "size", "ours, ms", "of the floor", "peer", "peer, ms", "times as fast"]]
+    cells.append(["---"] * len(cells[0]))
+    for r in rows:
+        ours = [f"`{r['op']}`", r["pass"], r["dtype"], r["shape"], r["ours_ms"], f"{r['share']:.0%}"]
+        cells.append([str(cell) for cell in [*ours, r["peer"], r["peer_ms"], r["ratio"]]])
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def write_readme(results: Path, readme: Path) -> None:
+    """Replace what stands between the two marks in ``readme``. Raises ValueError where there are no marks."""
+    text = readme.read_text()
+    before, found, rest = text.partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not (found and closed):
+        raise ValueError(f"{readme} lacks the lines {BEGIN} and {END}")
+    readme.write_text(f"{before}{BEGIN}\n{table(load(results))}\n{closed}{after}")

@@ -1,144 +1,77 @@
-// wkv7 and wkv7_: CUDA kernel and launches.
+// wkv7 and wkv7_ on CUDA: the choice of the kernel, and the launches.
 #include <tuple>
 
-#include "../csrc/cuda.cuh"
-#include "../csrc/math.h"
-#include "../csrc/packed.cuh"
-#include "../csrc/reduce.cuh"
 #include "../csrc/tensor.h"
-#include "wkv7.h"
+#include "chunked.cuh"
+#include "stepwise.cuh"
 
 namespace cog_rwkv {
 namespace {
-
-constexpr int kThreads = 256;       // four for each of the 64 values, with 16 keys each
-constexpr int kInputs = 6 * kHead;  // of one token and head: r, w, k, v, a, b
-enum Input { kR, kW, kK, kV, kA, kB };
-
-// Where things lie.
-struct Layout {
-  const int64_t *rows, *cu_seqlens;  // null: sequence i has row i, and the tokens i * each to (i + 1) * each
-  int64_t batch, tokens, heads, pool_rows, in_stride, out_stride, each;
-  bool aligned;  // the states allow loads of four at a time
-};
-
-// T is the dtype of the activations, S that of the states.
-template <class T, class S>
-struct Wkv7 : Layout {
-  const T* in[6];  // r, w, k, v, a, b, each [tokens, heads, 64]
-  T* y;            // [tokens, heads, 64]
-  const S* state;  // rows of [heads, 64, 64], in_stride apart
-  S* state_out;    // the same rows, out_stride apart
-};
-
-// The keys that a thread holds: four at a time, at 16 * j + 4 * quarter.
-template <class S>
-__device__ __forceinline__ float4 load4(const S* p, bool aligned) {
-  const Vector<S, 4> x = aligned ? load_vector<S, 4>(p) : Vector<S, 4>{{p[0], p[1], p[2], p[3]}};
-  return make_float4(x.values[0], x.values[1], x.values[2], x.values[3]);
-}
-
-template <class S>
-__device__ __forceinline__ void store4(S* p, float4 x, bool aligned) {
-  const Vector<S, 4> rounded{{static_cast<S>(x.x), static_cast<S>(x.y), static_cast<S>(x.z), static_cast<S>(x.w)}};
-  if (aligned) {
-    store_vector<S, 4>(p, rounded);
-  } else {
-    for (int i = 0; i < 4; i++) p[i] = rounded.values[i];
-  }
-}
-
-__device__ __forceinline__ float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
-
-// s * decay + removed * b + value * k
-__device__ __forceinline__ float4 step4(float4 s, float4 decay, float removed, float4 b, float value, float4 k) {
-  return make_float4(s.x * decay.x + removed * b.x + value * k.x, s.y * decay.y + removed * b.y + value * k.y,
-                     s.z * decay.z + removed * b.z + value * k.z, s.w * decay.w + removed * b.w + value * k.w);
-}
-
-// Value i of a token's inputs, as the recurrence wants it.
-template <class T, class S>
-__device__ __forceinline__ float load_input(const Wkv7<T, S>& p, int64_t token, int64_t head, int i) {
-  const float x = static_cast<float>(p.in[i / kHead][(token * p.heads + head) * kHead + i % kHead]);
-  return i / kHead == kW ? expf(-0.60653065971263342f * sigmoid(x)) : x;  // e^-0.5
-}
-
-template <class T, class S>
-__device__ void fill_nan(const Wkv7<T, S>& p, int64_t head, int64_t begin, int64_t end) {
-  if (end <= begin) return;
-  for (int64_t j = threadIdx.x; j < (end - begin) * kHead; j += kThreads) {
-    p.y[((begin + j / kHead) * p.heads + head) * kHead + j % kHead] = static_cast<T>(nanf(""));
-  }
-}
-
-// NaN for the tokens that are in no sequence: before the first, after the last, and in one that sequence_at refused.
-template <class T, class S>
-__device__ void fill_gaps(const Wkv7<T, S>& p, int64_t i, int64_t head, bool empty) {
-  const int64_t begin = p.cu_seqlens[i], end = p.cu_seqlens[i + 1];
-  if (i == 0) fill_nan(p, head, 0, min(begin, p.tokens));
-  if (i == p.batch - 1) fill_nan(p, head, max(end, int64_t{0}), p.tokens);
-  if (empty) fill_nan(p, head, max(begin, int64_t{0}), min(end, p.tokens));
-}
-
-// A block a sequence and head: it walks the tokens with the state in registers. The inputs of the next token are
-// fetched while one is computed; two buffers in shared memory, so that one barrier a token is enough.
-template <class T, class S>
-__global__ void __launch_bounds__(kThreads) wkv7_kernel(const Wkv7<T, S> p) {
-  __shared__ __align__(16) float buffers[2][kInputs];
-  const int64_t i = blockIdx.x / p.heads, head = blockIdx.x % p.heads;
-  Sequence s{i * p.each, (i + 1) * p.each, i, true};
-  if (p.rows != nullptr) {
-    s = sequence_at(p.rows, p.cu_seqlens, i, p.tokens, p.pool_rows);
-    fill_gaps(p, i, head, s.begin == s.end);
-  }
-  const int thread = threadIdx.x, value = thread / 4, quarter = thread % 4;
-  if (!s.row_ok) return fill_nan(p, head, s.begin, s.end);
-  if (s.begin == s.end && p.state == p.state_out) return;
-
-  const int64_t at = (head * kHead + value) * kHead + quarter * 4;
-  float4 state[4];
-#pragma unroll
-  for (int j = 0; j < 4; j++) state[j] = load4(p.state + s.row * p.in_stride + at + j * 16, p.aligned);
-
-  float next[2] = {0.0f, 0.0f};
-  const bool second = thread + kThreads < kInputs;
-  if (s.begin < s.end) {
-    next[0] = load_input(p, s.begin, head, thread);
-    if (second) next[1] = load_input(p, s.begin, head, thread + kThreads);
-  }
-  for (int64_t t = s.begin; t < s.end; t++) {
-    float* in = buffers[(t - s.begin) % 2];
-    in[thread] = next[0];
-    if (second) in[thread + kThreads] = next[1];
-    __syncthreads();
-    if (t + 1 < s.end) {
-      next[0] = load_input(p, t + 1, head, thread);
-      if (second) next[1] = load_input(p, t + 1, head, thread + kThreads);
-    }
-    const float4* vectors = reinterpret_cast<const float4*>(in) + quarter;
-    float removed = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 4; j++) removed += dot4(state[j], vectors[kA * 16 + j * 4]);
-    removed = reduce_lanes<4>(removed, Add{});
-    const float v = in[kV * kHead + value];
-    float y = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      state[j] =
-          step4(state[j], vectors[kW * 16 + j * 4], removed, vectors[kB * 16 + j * 4], v, vectors[kK * 16 + j * 4]);
-      y += dot4(state[j], vectors[kR * 16 + j * 4]);
-    }
-    y = reduce_lanes<4>(y, Add{});
-    if (quarter == 0) p.y[(t * p.heads + head) * kHead + value] = static_cast<T>(y);
-  }
-#pragma unroll
-  for (int j = 0; j < 4; j++) store4(p.state_out + s.row * p.out_stride + at + j * 16, state[j], p.aligned);
-}
 
 // The inputs, contiguous, as [tokens, heads, 64].
 struct Inputs {
   Tensor r, w, k, v, a, b;
 };
+
+constexpr int64_t kChunksFrom = 64;  // tokens of a sequence from which chunks are faster than steps
+
+struct Device {
+  int multiprocessors = 0, shared = 0, shared_block = 0;  // bytes of shared memory: of a multiprocessor, of a block
+};
+
+Device device_of(const Launch&) {
+  int id = 0;
+  Device d;
+  check_cuda("wkv7", cudaGetDevice(&id));
+  check_cuda("wkv7", cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, id));
+  check_cuda("wkv7", cudaDeviceGetAttribute(&d.shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, id));
+  check_cuda("wkv7", cudaDeviceGetAttribute(&d.shared_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
+  return d;
+}
+
+// Few heads: more blocks a head, and all of a multiprocessor's memory for each. Many: two blocks a multiprocessor.
+template <class T>
+void launch_chunked(const Launch& launch, const Wkv7<T, void>& work, ScalarType state_type) {
+  const Device device = device_of(launch);
+  const int64_t heads = work.batch * work.heads;
+  const int shares = heads * 4 <= device.multiprocessors ? 4 : heads * 2 <= device.multiprocessors ? 2 : 1;
+  const bool alone = heads * shares <= device.multiprocessors;
+  constexpr int slot = Slot<kParts<T>>::kBytes;
+  const int room = alone ? device.shared_block : device.shared / 2;
+  const int producers = std::clamp((room - 2048) / slot, 1, kMaxProducers);
+  const int threads = (4 / shares + producers) * kWarp, bytes = producers * slot;
+  const auto kernel = wkv7_chunked_kernel<T>;
+  check_cuda("wkv7", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  kernel<<<static_cast<unsigned>(heads * shares), threads, bytes, launch.stream>>>(work, state_type, shares, producers);
+  launch.check();
+}
+
+// The length of a sequence alone decides how it is computed, whatever its neighbours: so on the device, where the
+// lengths are, unless none can be long. One token each is how a batch decodes.
+template <class T>
+bool any_chunks(const Wkv7<T, void>& work) {
+  const bool packed = work.rows != nullptr;
+  bool aligned = true;
+  for (const T* in : work.in) aligned = aligned && aligned16(in);
+  return aligned && (packed ? work.tokens : work.each) >= kChunksFrom && !(packed && work.tokens == work.batch);
+}
+
+template <class T>
+void launch_wkv7(const Launch& launch, Wkv7<T, void> work, ScalarType state_type) {
+  const bool chunks = any_chunks(work);
+  if (chunks) {
+    work.shortest = kChunksFrom, work.longest = INT64_MAX;
+    launch_chunked(launch, work, state_type);
+    if (work.rows == nullptr) return;
+  }
+  work.shortest = 0, work.longest = chunks ? kChunksFrom - 1 : INT64_MAX;
+  dispatch_float_or_half(state_type, [&](auto type) {
+    using S = typename decltype(type)::type;
+    const auto count = static_cast<unsigned>(work.batch * work.heads);
+    wkv7_kernel<T, S><<<count, kThreads, 0, launch.stream>>>(work.template with_states<S>());
+    launch.check();
+  });
+}
 
 void wkv7_run(const Launch& launch, const Inputs& in, const Tensor& y, const Tensor& state, const Tensor& state_out,
               Layout layout) {
@@ -148,21 +81,17 @@ void wkv7_run(const Launch& launch, const Inputs& in, const Tensor& y, const Ten
     if (bytes > 0) check_cuda("wkv7", cudaMemsetAsync(y.mutable_data_ptr(), 0xff, bytes, launch.stream));  // NaN
     return;
   }
-  if (count > INT32_MAX) fail("wkv7", "rows: there are more than 2^31 heads to compute");
+  if (count > INT32_MAX / 4) fail("wkv7", "rows: there are more than 2^29 heads to compute");
   layout.aligned = aligned16(state.const_data_ptr(), state_out.const_data_ptr()) && layout.in_stride % 4 == 0 &&
                    layout.out_stride % 4 == 0;
   dispatch_float_or_half(y.scalar_type(), [&](auto type) {
-    dispatch_float_or_half(state.scalar_type(), [&](auto state_type) {
-      using T = typename decltype(type)::type;
-      using S = typename decltype(state_type)::type;
-      const Wkv7<T, S> work{layout,
-                            {data<T>(in.r), data<T>(in.w), data<T>(in.k), data<T>(in.v), data<T>(in.a), data<T>(in.b)},
-                            mutable_data<T>(y),
-                            data<S>(state),
-                            mutable_data<S>(state_out)};
-      wkv7_kernel<<<static_cast<unsigned>(count), kThreads, 0, launch.stream>>>(work);
-      launch.check();
-    });
+    using T = typename decltype(type)::type;
+    const Wkv7<T, void> work{layout,
+                             {data<T>(in.r), data<T>(in.w), data<T>(in.k), data<T>(in.v), data<T>(in.a), data<T>(in.b)},
+                             mutable_data<T>(y),
+                             state.const_data_ptr(),
+                             state_out.mutable_data_ptr()};
+    launch_wkv7(launch, work, state.scalar_type());
   });
 }
 

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from model import checkpoint
-from model.device import DTYPES, choose_device, choose_dtype, why_not_cuda
+from model.device import choose_device, choose_dtype, why_not_cuda
 from model.engine import Engine, EngineError
 from model.errors import RwkvError
 from model.handle import FinishReason, Handle
 from model.logs import get_logger
+from model.pool_size import fit
 from model.request import Request
 from model.rwkv7 import RWKV7
-from model.sampling import Sampler, SamplingParams
+from model.sampling import SamplingParams
 from model.settings import PREFIX, Settings, SettingsError
-from model.state import StatePool
 from model.text import CHAT_STOP, ReplyText, chat_prompt
 from model.tokenizer import Tokenizer
 
@@ -42,9 +42,12 @@ class Service:
         allowed = tokenizer.allowed(found.config.vocab)  # before the weights move: a wrong vocabulary fails at once
         dtype = choose_dtype(settings.dtype, device)
         model = RWKV7.load(found, device, dtype, host_embedding=settings.host_embedding)
-        pool = StatePool(found.config, settings.max_batch, device, DTYPES[settings.state_dtype])
-        sampler = Sampler(model.vocab_size, pool.rows, device, allowed)
-        service = cls(Engine(model, sampler, pool, settings.chunk(device.type)), tokenizer, settings)
+        pool, sampler = fit(model, found.config, settings, allowed)
+        engine = Engine(
+            model, sampler, pool, settings.chunk(device.type),
+            grid=settings.grid(device.type), max_queue=settings.max_queue,
+        )  # fmt: skip
+        service = cls(engine, tokenizer, settings)
         service.warm_up()
         details: dict[str, object] = asdict(found.config) | {"rows": pool.rows}
         if reason := why_not_cuda(settings.device):
@@ -117,11 +120,17 @@ class Reply:
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
             "finish_reason": self.finish_reason,
+            "prefill_tokens": handle.prefill_tokens or None,
+            "cached_tokens": handle.cached_tokens if handle.admitted else None,
             "queue_time": handle.admitted and handle.admitted - handle.submitted,
             "time_to_first_token": handle.first_token and handle.first_token - self._created,
         }
         if handle.first_token and handle.last_token and handle.last_token > handle.first_token:
-            found["tokens_per_second"] = (handle.tokens - 1) / (handle.last_token - handle.first_token)
+            seconds = handle.last_token - handle.first_token
+            found |= {
+                "time_per_output_token": seconds / (handle.tokens - 1),
+                "tokens_per_second": (handle.tokens - 1) / seconds,
+            }
         return {name: value for name, value in found.items() if value is not None}
 
     def _submit(self) -> None:

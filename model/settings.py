@@ -38,7 +38,23 @@ class Settings(BaseSettings):
     host_embedding: bool = Field(
         default=False, description="Whether the embedding stays in pinned host memory and a GPU reads its rows there."
     )
-    max_batch: int = Field(default=64, ge=1, le=4096, description="Rows of the state pool: sequences that run at once.")
+    max_batch: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Most rows of the state pool: sequences that run at once; by default 512 on CUDA, 64 on the CPU.",
+    )
+    max_queue: int = Field(default=512, ge=0, le=1000000, description="Most requests that wait for a row.")
+    memory_reserve: int | None = Field(
+        default=None,
+        ge=0,
+        description="MiB kept free of states, for the steps; by default 2048 on CUDA, 256 on the CPU.",
+    )
+    prefix_cache: int | None = Field(
+        default=None,
+        ge=0,
+        description="MiB for states of prompts that have been read; 0 turns that off; by default from free memory.",
+    )
     prefill_chunk: int | None = Field(
         default=None,
         ge=1,
@@ -65,6 +81,19 @@ class Settings(BaseSettings):
     def chunk(self, device_type: str) -> int:
         """Tokens of a prompt read in one step on a device of this type ("cpu", "cuda")."""
         return self.prefill_chunk or (512 if device_type == "cuda" else 64)
+
+    def grid(self, device_type: str) -> int:
+        """Tokens by which prompts are cut beside running replies. On the CPU a cut never shows in a number."""
+        return 16 if device_type == "cuda" else 1
+
+    def rows(self, device_type: str) -> int:
+        """Sequences that run at once, where the memory allows."""
+        return self.max_batch or (512 if device_type == "cuda" else 64)
+
+    def reserve(self, device_type: str) -> int:
+        """Bytes that no state is to take."""
+        default = 2048 if device_type == "cuda" else 256
+        return (default if self.memory_reserve is None else self.memory_reserve) * 2**20
 
 
 def _line(detail: ErrorDetails) -> str:

@@ -20,6 +20,12 @@ class SavedState:
     shift: Tensor
 
 
+def state_bytes(config: Config, dtype: torch.dtype) -> int:
+    """What one state takes, with ``wkv`` in ``dtype``."""
+    head = config.head_size
+    return config.layers * (config.heads * head * head * dtype.itemsize + 2 * config.width * 4)
+
+
 class StatePool:
     """``rows`` recurrent states on one device, updated in place by the operators.
 
@@ -54,6 +60,9 @@ class StatePool:
         return SavedState(self.wkv[:, row].clone(), self.shift[:, :, row].clone())
 
     def load(self, row: int, saved: SavedState) -> None:
-        """Overwrite ``row`` with ``saved``; raises RuntimeError where the shapes differ."""
-        self.wkv[:, row].copy_(saved.wkv)
-        self.shift[:, :, row].copy_(saved.shift)
+        """Overwrite ``row`` with ``saved``; raises RuntimeError where the shapes differ.
+
+        On a GPU ``saved`` is read later, on the current stream: keep it until then. Pinned memory is not waited for.
+        """
+        self.wkv[:, row].copy_(saved.wkv, non_blocking=True)
+        self.shift[:, :, row].copy_(saved.shift, non_blocking=True)

@@ -1,0 +1,122 @@
+"""As many rows of state as the memory has room for: decided, tried and filled at setup, so that no request finds none.
+
+What is free after the weights, less a reserve for the steps themselves, holds the pool; of the rest the prefix cache
+may have a part.
+"""
+
+import torch
+from torch import Tensor
+
+from model.config import Config
+from model.device import DTYPES
+from model.errors import RwkvError
+from model.logs import get_logger
+from model.memory import MIB, free_memory
+from model.sampling import Sampler, SamplingParams
+from model.settings import PREFIX, Settings
+from model.state import StatePool, state_bytes
+from model.stepper import Model
+
+SHARE = 0.5  # of the free memory, for a pool whose size was not asked for
+CACHE_SHARE = 0.25  # of what is still free then, for the prefix cache
+CACHE_MOST = 4096 * MIB
+
+log = get_logger()
+
+
+class NoRoomError(RwkvError):
+    """Not one sequence fits beside the weights."""
+
+    code = "E140"
+
+
+def fit(model: Model, config: Config, settings: Settings, allowed: Tensor) -> tuple[StatePool, Sampler]:
+    """A pool and its sampler, with as many rows as were asked for or as there is room for.
+
+    On CUDA with so many that the largest step has been made once. ``allowed``: as for the sampler. Raises NoRoomError,
+    with the numbers, where there is no room for one.
+    """
+    device = model.device
+    rows = choose_rows(settings, row_bytes(config, DTYPES[settings.state_dtype]), free_memory(device), device)
+    while (found := _try(model, config, settings, rows, allowed)) is None:
+        rows = _fewer(rows, device)
+    return found
+
+
+def _try(
+    model: Model, config: Config, settings: Settings, rows: int, allowed: Tensor
+) -> tuple[StatePool, Sampler] | None:
+    device = model.device
+    try:
+        pool = StatePool(config, rows, device, DTYPES[settings.state_dtype])
+        sampler = Sampler(config.vocab, rows, device, allowed)
+        if device.type == "cuda":
+            rehearse(model, pool, sampler, settings.chunk(device.type))
+    except torch.OutOfMemoryError:
+        return None
+    return pool, sampler
+
+
+def choose_rows(settings: Settings, size: int, free: int, device: torch.device) -> int:
+    """Rows of ``size`` bytes for a ``device`` of which ``free`` bytes are free."""
+    reserve = settings.reserve(device.type)
+    wanted = settings.rows(device.type)
+    room = max(0, free - reserve) // size
+    if room < 1:
+        raise NoRoomError(
+            f"no room for one sequence: its state and sampling take {size / MIB:.1f} MiB, {free / MIB:.1f} MiB are "
+            f"free on {device} beside the weights, and {reserve / MIB:.0f} MiB of these are kept for the steps "
+            f"({PREFIX}MEMORY_RESERVE)"
+        )
+    if settings.max_batch is None:
+        return max(1, min(wanted, int(room * SHARE)))
+    if room < wanted:
+        log.warning(
+            "pool_shrunk", wanted=wanted, rows=room, row_mib=round(size / MIB, 1), free_mib=free // MIB,
+            reserve_mib=reserve // MIB,
+        )  # fmt: skip
+    return min(wanted, room)
+
+
+def row_bytes(config: Config, dtype: torch.dtype) -> int:
+    """What a row takes: its state, and the counts of its tokens in the sampler."""
+    return state_bytes(config, dtype) + 4 * config.vocab
+
+
+def cache_bytes(settings: Settings, device: torch.device) -> int:
+    """Memory for the prefix cache, once all else is there."""
+    if settings.prefix_cache is not None:
+        return settings.prefix_cache * MIB
+    spare = max(0, free_memory(device) - settings.reserve(device.type))
+    return min(CACHE_MOST, int(spare * CACHE_SHARE))
+
+
+@torch.inference_mode()
+def rehearse(model: Model, pool: StatePool, sampler: Sampler, chunk: int) -> None:
+    """The largest step that can come: a chunk of a prompt, a token of every other row, sampling with all it can do.
+
+    The memory that it takes stays with torch, for the steps to come. Raises torch.OutOfMemoryError where it is not
+    there.
+    """
+    params = SamplingParams(top_p=0.5, top_k=50, presence_penalty=0.1, seed=0)
+    for row in range(pool.rows):
+        pool.clear(row)
+        sampler.set_row(row, params)
+    ends = torch.arange(pool.rows + 1)
+    ends[-1] = pool.rows - 1 + chunk
+    ids = torch.zeros(int(ends[-1]), dtype=torch.int64, device=model.device)
+    rows = torch.arange(pool.rows, device=model.device)
+    logits = model.forward(ids, pool, rows, ends.to(model.device))
+    sampler.sample(logits, rows)[0].tolist()
+    for row in range(pool.rows):
+        sampler.clear_row(row)
+
+
+def _fewer(rows: int, device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    free = free_memory(device)
+    if rows == 1:
+        raise NoRoomError(f"no memory for a step with one sequence: {free / MIB:.1f} MiB are free on {device}")
+    log.warning("pool_shrunk", wanted=rows, rows=rows // 2, free_mib=free // MIB)
+    return rows // 2

@@ -1,0 +1,137 @@
+"""How many rows there are: from what is free, with numbers where that is too little."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model import checkpoint, pool_size
+from model.config import Config
+from model.memory import MIB, free_memory, free_ram
+from model.pool_size import NoRoomError, choose_rows, fit, row_bytes
+from model.rwkv7 import RWKV7
+from model.sampling import Sampler
+from model.settings import Settings
+from model.state import StatePool, state_bytes
+from tests import tiny
+from tests.stub_model import StubModel, mixed
+
+CPU = torch.device("cpu")
+SMALL = Config(2, 128, 2, 64, 512, 300, 8, 8, 8, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_size_of_a_state_is_that_of_its_tensors(dtype: torch.dtype) -> None:
+    pool = StatePool(SMALL, 3, dtype=dtype)
+    assert 3 * state_bytes(SMALL, dtype) == pool.wkv.nbytes + pool.shift.nbytes
+    saved = pool.save(1)
+    assert state_bytes(SMALL, dtype) == saved.wkv.nbytes + saved.shift.nbytes
+    sampler = Sampler(SMALL.vocab, 3, "cpu", torch.ones(SMALL.vocab, dtype=torch.bool))
+    assert row_bytes(SMALL, dtype) == state_bytes(SMALL, dtype) + sampler._counts.nbytes // 3
+
+
+def _tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemTotal: 9000 kB\nMemFree: 100 kB\nMemAvailable:    5000 kB\n"}
+GROUP_2 = {
+    "proc/self/cgroup": "0::/box/inner\n",
+    "sys/box/memory.max": "3000000\n",
+    "sys/box/memory.current": "2000000\n",
+    "sys/box/memory.stat": "anon 5\ninactive_file 500000\n",
+    "sys/box/inner/memory.max": "max\n",
+    "sys/box/inner/memory.current": "7\n",
+}
+GROUP_1 = {
+    "proc/self/cgroup": "5:cpu:/other\n4:memory:/box\n",
+    "sys/memory/box/memory.limit_in_bytes": "2500000\n",
+    "sys/memory/box/memory.usage_in_bytes": "500000\n",
+    "sys/memory/box/memory.stat": "total_inactive_file 100000\n",
+}
+NO_LIMIT = {"proc/self/cgroup": "0::/\n", "sys/memory.max": "max", "sys/memory.current": "123"}
+ABOVE = {"proc/self/cgroup": "0::/\n", "sys/memory.max": "1000", "sys/memory.current": "4000"}
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [({}, 5120000), (GROUP_2, 1500000), (GROUP_1, 2100000), (NO_LIMIT, 5120000), (ABOVE, 0)],
+    ids=["none", "version-2", "version-1", "no-limit", "above-its-limit"],
+)
+def test_free_ram_obeys_the_limits_of_a_container(tmp_path: Path, files: dict[str, str], free: int) -> None:
+    root = _tree(tmp_path, MEMINFO | files)
+    assert free_ram(root / "proc", root / "sys") == free
+
+
+def test_free_ram_of_this_machine() -> None:
+    assert 10 * MIB < free_memory(CPU) < 2**50
+
+
+def test_without_linux_half_of_the_memory_counts(tmp_path: Path) -> None:
+    assert 10 * MIB < free_ram(tmp_path, tmp_path) < 2**50
+
+
+@pytest.mark.parametrize(
+    ("settings", "free_mib", "rows"),
+    [
+        ({}, 100000, 64),
+        ({}, 256 + 100, 50),  # half of the room
+        ({"max_batch": 70}, 256 + 100, 70),
+        ({"max_batch": 200}, 256 + 100, 100),
+        ({"max_batch": 200, "memory_reserve": 0}, 256 + 100, 200),
+        ({"max_batch": 3, "memory_reserve": 1000}, 1002, 2),
+        ({}, 257, 1),
+    ],
+)
+def test_rows_are_what_was_asked_for_or_what_there_is_room_for(
+    settings: dict[str, Any], free_mib: int, rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = Settings(**settings)
+    assert choose_rows(chosen, MIB, free_mib * MIB, CPU) == rows
+    warned = "event=pool_shrunk" in capsys.readouterr().out
+    assert warned == (rows < (chosen.max_batch or 0)), "a size that nobody asked for is no disappointment"
+
+
+def test_no_room_fails_with_the_numbers() -> None:
+    with pytest.raises(NoRoomError, match=r"^E140 .* take 34\.0 MiB, 40\.0 MiB are free .* and 10 MiB .*RESERVE"):
+        choose_rows(Settings(memory_reserve=10), 34 * MIB, 40 * MIB, CPU)
+
+
+def test_a_pool_that_turns_out_too_large_is_halved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pool(config: Config, rows: int, *rest: Any) -> StatePool:
+        if rows > most:
+            raise torch.OutOfMemoryError("no room")
+        return StatePool(config, rows, *rest)
+
+    monkeypatch.setattr(pool_size, "StatePool", pool)
+    allowed = torch.ones(SMALL.vocab, dtype=torch.bool)
+    most, model = 10, StubModel(mixed)
+    made, sampler = fit(model, SMALL, Settings(max_batch=32), allowed)
+    assert made.rows == 8 and sampler._counts.shape[0] == 8
+    assert capsys.readouterr().out.count("event=pool_shrunk") == 2
+    most = 0
+    with pytest.raises(NoRoomError, match=r"no memory for a step with one sequence: \d+\.\d MiB are free on cpu"):
+        fit(model, SMALL, Settings(max_batch=32), allowed)
+
+
+def test_the_largest_step_leaves_nothing_behind(tmp_path: Path) -> None:
+    model = RWKV7.load(checkpoint.load(str(tiny.write(tiny.Shape(vocab=300), tmp_path / "a.safetensors"))))
+    seen: list[tuple[int, int]] = []
+
+    class Watched(StubModel):
+        def forward(self, ids: Tensor, pool: StatePool, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
+            seen.append((len(ids), len(rows)))
+            return model.forward(ids, pool, rows, cu_seqlens)
+
+    pool = StatePool(model.config, 5)
+    sampler = Sampler(300, 5, "cpu", torch.ones(300, dtype=torch.bool))
+    pool_size.rehearse(Watched(mixed, 300), pool, sampler, 64)
+    assert seen == [(68, 5)]
+    assert sampler._params == [None] * 5

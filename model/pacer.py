@@ -4,7 +4,8 @@ SHARE = 0.7  # time that prompts may add to a step, as a share of what the step 
 CROWD = 4  # so many prompts share that; more add more, or a crowd of them would wait for ever behind a few replies
 MOST = 4.0  # but never more than this many times SHARE
 FORGET = 64  # steps after which the time of a step without prompts is measured anew
-WEIGHT = 0.3  # of a new measurement in an average
+WEIGHT = 0.3  # of a new measurement in the average of steps without prompts
+GROWTH = 1.15  # of the budget over what was measured: the first tokens may be free, and the next ones not
 
 
 class Pacer:
@@ -16,8 +17,8 @@ class Pacer:
     def __init__(self, chunk: int, grid: int) -> None:
         """A budget is from ``grid`` to ``chunk`` tokens, by ``grid``."""
         self._chunk, self._grid = chunk, grid
-        self._last = 0  # the prompts' tokens in the last step that had both
-        self._token = 0.0  # seconds that a token of a prompt adds to a step
+        self._budget = float(grid)
+        self._share = SHARE  # in force
         self._plain: dict[int, float] = {}  # seconds without prompts, by the bits of the number of replies
         self._asked: dict[int, int] = {}  # when that was last measured
         self._step = 0
@@ -31,11 +32,8 @@ class Pacer:
         if self._step - self._asked.get(size, -FORGET) >= FORGET:
             self._asked[size] = self._step
             return 0
-        share = SHARE * min(max(1.0, reading / CROWD), MOST)
-        allowed = self._plain.get(size, 0.0) * share
-        wanted = allowed / self._token if self._token else float(self._chunk)
-        careful = self._last + self._last // 4 + self._grid  # what one token costs depends on how many there are
-        return max(self._grid, int(min(wanted, careful, self._chunk)) // self._grid * self._grid)
+        self._share = SHARE * min(max(1.0, reading / CROWD), MOST)
+        return max(self._grid, int(self._budget) // self._grid * self._grid)
 
     def measured(self, writing: int, tokens: int, seconds: float) -> None:
         """A step with ``writing`` replies and ``tokens`` of prompts took ``seconds``."""
@@ -47,7 +45,7 @@ class Pacer:
             known = self._plain.get(size, seconds)
             self._plain[size] = known + WEIGHT * (min(seconds, 3 * known) - known)
         elif size in self._plain:
-            one = max(0.0, seconds - self._plain[size]) / tokens
-            known = self._token or one
-            self._token = known + WEIGHT * (min(one, 4 * known) - known)
-            self._last = tokens
+            extra = max(seconds - self._plain[size], 1e-9)
+            wanted = tokens * self._plain[size] * self._share / extra
+            most = max(self._budget, tokens * GROWTH + self._grid)
+            self._budget = min(max(wanted, self._budget / 2), most, self._chunk)

@@ -12,10 +12,12 @@ from model.device import DTYPES
 from model.errors import RwkvError
 from model.logs import get_logger
 from model.memory import MIB, free_memory
+from model.prefix_cache import PrefixCache
 from model.sampling import Sampler, SamplingParams
 from model.settings import PREFIX, Settings
 from model.state import StatePool, state_bytes
 from model.stepper import Model
+from model.tiers import StateTiers
 
 SHARE = 0.5  # of the free memory, for a pool whose size was not asked for
 CACHE_SHARE = 0.25  # of what is still free then, for the prefix cache
@@ -83,12 +85,14 @@ def row_bytes(config: Config, dtype: torch.dtype) -> int:
     return state_bytes(config, dtype) + 4 * config.vocab
 
 
-def cache_bytes(settings: Settings, device: torch.device) -> int:
-    """Memory for the prefix cache, once all else is there."""
-    if settings.prefix_cache is not None:
-        return settings.prefix_cache * MIB
+def open_cache(config: Config, settings: Settings, device: torch.device) -> PrefixCache | None:
+    """The prefix cache, in a part of the memory that is free once all else is there; None where it is turned off."""
     spare = max(0, free_memory(device) - settings.reserve(device.type))
-    return min(CACHE_MOST, int(spare * CACHE_SHARE))
+    size = min(CACHE_MOST, int(spare * CACHE_SHARE)) if settings.prefix_cache is None else settings.prefix_cache * MIB
+    host = settings.prefix_cache_host * MIB if device.type == "cuda" else 0
+    if size < state_bytes(config, DTYPES[settings.state_dtype]):
+        return None
+    return PrefixCache(StateTiers(size, host, device), exact=device.type == "cpu")
 
 
 @torch.inference_mode()

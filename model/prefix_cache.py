@@ -18,13 +18,13 @@ DENSE = 4  # of the chunks of a prompt, the distance between kept states grows t
 
 
 class Store(Protocol):
-    """What the states are kept in; it may forget any of them at any time."""
+    """What the states are kept in, as StateTiers: it may forget any of them at any time."""
 
     def put(self, key: str, state: SavedState) -> None:
         """Keep ``state``, in place of any other under ``key``."""
 
     def get(self, key: str) -> SavedState | None:
-        """What was put under ``key``, on any device, or None."""
+        """What was put under ``key``, on any device, for use on the current stream, or None."""
 
 
 @dataclass(frozen=True)

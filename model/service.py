@@ -10,7 +10,7 @@ from model.engine import Engine, EngineError
 from model.errors import RwkvError
 from model.handle import FinishReason, Handle
 from model.logs import get_logger
-from model.pool_size import fit
+from model.pool_size import fit, open_cache
 from model.request import Request
 from model.rwkv7 import RWKV7
 from model.sampling import SamplingParams
@@ -46,6 +46,7 @@ class Service:
         engine = Engine(
             model, sampler, pool, settings.chunk(device.type),
             grid=settings.grid(device.type), max_queue=settings.max_queue,
+            cache=open_cache(found.config, settings, device),
         )  # fmt: skip
         service = cls(engine, tokenizer, settings)
         service.warm_up()

@@ -55,6 +55,9 @@ class Settings(BaseSettings):
         ge=0,
         description="MiB for states of prompts that have been read; 0 turns that off; by default from free memory.",
     )
+    prefix_cache_host: int = Field(
+        default=0, ge=0, description="MiB of pinned host memory for those that find no room there, beside a GPU."
+    )
     prefill_chunk: int | None = Field(
         default=None,
         ge=1,

@@ -13,6 +13,15 @@ from tests.stub_model import StubModel, StubPool
 StartEngine = Callable[..., Engine]
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The tensors here are tiny, and threads that wait for each other take longer than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(params=[0, 1], ids=["in-step", "ahead"])
 def start(request: pytest.FixtureRequest) -> Iterator[StartEngine]:
     """``start(model, rows=4, chunk=8, **settings)`` gives a running engine, which ends with the test.

@@ -23,10 +23,11 @@ class Stubbed:
     """A service whose model replies what ``script`` says, and that model."""
 
     def __init__(self, script: Script, delay: float = 0.0, **settings: object) -> None:
+        chosen = Settings(**settings)
         self.model = StubModel(script, VOCAB, delay)
         sampler = Sampler(VOCAB, 4, "cpu", TOKENIZER.allowed(VOCAB))
-        self.engine = Engine(self.model, sampler, StubPool(4), 512)
-        self.service = Service(self.engine, TOKENIZER, Settings(**settings))
+        self.engine = Engine(self.model, sampler, StubPool(4), 512, max_queue=chosen.max_queue)
+        self.service = Service(self.engine, TOKENIZER, chosen)
 
     def read(self, **inputs: object) -> list[int]:
         """The ids that the model has read before it drew the first one."""
@@ -142,6 +143,38 @@ def test_text_is_grouped_in_time(say: Say) -> None:
     assert 1 < len(pieces) <= took / 0.1 + 2
     assert len(pieces[0]) < 300, "the first comes at once"
     assert metrics["completion_tokens"] == 300 and "".join(pieces) == ("word " * 300)[: len("".join(pieces))]
+
+
+def test_metrics_tell_times_and_tokens(say: Say) -> None:
+    _, metrics = _reply(say("word " * 30, delay=0.002), max_tokens=20)
+    assert (metrics["prompt_tokens"], metrics["prefill_tokens"], metrics["cached_tokens"]) == (1, 2, 0)
+    assert 0 <= metrics["queue_time"] < metrics["time_to_first_token"]
+    assert metrics["time_per_output_token"] >= 0.002
+    assert metrics["time_per_output_token"] * metrics["tokens_per_second"] == pytest.approx(1)
+
+
+def test_a_full_queue_fails_at_once_with_its_limit() -> None:
+    stubbed = Stubbed(lambda read: 98, delay=0.002, max_queue=1)
+    running = [stubbed.service.reply(Request.of(prompt="x", max_tokens=10000)) for _ in range(5)]
+    threads = [threading.Thread(target=list, args=(reply,)) for reply in running]
+    for thread in threads:
+        thread.start()
+    while stubbed.engine._held < 5:
+        time.sleep(0.001)
+    began = time.monotonic()
+    refused = stubbed.service.reply(Request.of(prompt="x"))
+    with pytest.raises(EngineError, match="E310 the queue is full: 1 requests wait already"):
+        list(refused)
+    assert time.monotonic() - began < 1 and refused.metrics()["finish_reason"] == "error"
+    assert stubbed.engine.counters()["requests_refused"] == 1
+    for reply in running:
+        reply.cancel()
+    for thread in threads:
+        thread.join()
+    while stubbed.engine._held:
+        time.sleep(0.001)
+    assert list(stubbed.service.reply(Request.of(prompt="x", max_tokens=2)))
+    stubbed.engine.close()
 
 
 def test_metrics_without_a_token(say: Say) -> None:

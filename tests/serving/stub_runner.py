@@ -35,9 +35,12 @@ class Runner(Product):
         cancellation.install()
         settings, tokenizer = Settings.read(), Tokenizer(None)
         model = StubModel(Script(tokenizer), VOCAB, delay=float(os.environ.get("STUB_DELAY", "0.0005")))
-        sampler = Sampler(VOCAB, settings.max_batch, model.device, tokenizer.allowed(VOCAB))
+        rows = settings.rows("cpu")
+        sampler = Sampler(VOCAB, rows, model.device, tokenizer.allowed(VOCAB))
         stalled_after = float(os.environ.get("STUB_STALLED_AFTER", "30"))
-        engine = Engine(model, sampler, StubPool(settings.max_batch), settings.chunk("cpu"), stalled_after)
+        engine = Engine(
+            model, sampler, StubPool(rows), settings.chunk("cpu"), stalled_after, max_queue=settings.max_queue
+        )
         self.service = Service(engine, tokenizer, settings)
         self.service.warm_up()
 

@@ -10,6 +10,8 @@ import time
 from collections import deque
 from collections.abc import Sequence as Ids
 
+import torch
+
 from model.counters import Counters
 from model.errors import RwkvError
 from model.handle import FinishReason, Handle
@@ -57,7 +59,7 @@ class Engine:
         ``max_queue``: requests that may wait for a row. ``ahead``: steps launched before the ids of an older one are
         handed out; by default 1 on a GPU, and 0 on the CPU, where it would only hold ids back.
         """
-        self._vocab, self._cache = model.vocab_size, cache
+        self._device, self._vocab, self._cache = model.device, model.vocab_size, cache
         self._stepper = Stepper(model, sampler, pool)
         self._scheduler = Scheduler(pool.rows, chunk, grid)
         self._ahead = (1 if model.device.type == "cuda" else 0) if ahead is None else ahead
@@ -163,6 +165,8 @@ class Engine:
 
     def _drive(self) -> None:
         try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # for this thread
             while self._collect():
                 self._turn()
                 self._progress = time.monotonic()
@@ -265,6 +269,8 @@ class Engine:
             state = flight.saved.get(sequence)
             if token is not None:
                 self._append(sequence, token)
+            elif part.completes and state is None:
+                self._end(sequence, "error", "there is no memory for its state")
             elif part.completes:
                 sequence.result = state
                 self._end(sequence, "length")

@@ -100,9 +100,9 @@ class Sampler:
             params.frequency_penalty,
             params.penalty_decay,
         )
-        self._numbers[row] = torch.tensor((*numbers, params.top_p))
         top_k = min(params.top_k, self._counts.shape[1]) or self._counts.shape[1]
-        self._integers[row] = torch.tensor((params.greedy, top_k, _key(params.seed), len(drawn)))
+        self._put(self._numbers[row], (*numbers, params.top_p))
+        self._put(self._integers[row], (params.greedy, top_k, _key(params.seed), len(drawn)))
         self._params[row] = params
         self._note_uses()
         if params.penalised:
@@ -110,6 +110,11 @@ class Sampler:
             if drawn:
                 ids, counts = _replayed(drawn, params.penalty_decay)
                 self._counts[row, ids.to(self._counts.device)] = counts.to(self._counts.device)
+
+    def _put(self, target: Tensor, values: tuple[float, ...]) -> None:
+        """From pinned memory, so that nothing is waited for."""
+        source = torch.tensor(values, dtype=target.dtype, pin_memory=target.is_cuda)
+        target.copy_(source, non_blocking=True)
 
     def clear_row(self, row: int) -> None:
         """End the sequence in ``row``: its parameters cost the others no more time."""

@@ -38,7 +38,7 @@ class Flight:
     """A step that has been launched."""
 
     parts: list[Part]
-    saved: dict[Sequence, SavedState]  # states after their parts, of those that were to be kept
+    saved: dict[Sequence, SavedState | None]  # after their parts, of those to be kept; None: there was no memory
     launched: float  # time.monotonic() before anything was done for it
     drawn: Tensor | None  # int64, on the host once the event has come: one a part that draws
     event: torch.cuda.Event | None  # None: all is there already
@@ -81,7 +81,7 @@ class Stepper:
         drawing = [index for index, part in enumerate(parts) if part.draws]
         rows, ends, draws, ids = self._inputs(parts, drawing)
         logits = self._model.forward(ids, self._pool, rows, ends)
-        saved = {part.sequence: self._pool.save(part.sequence.row) for part in parts if part.sequence in keep}
+        saved = {part.sequence: self._save(part.sequence.row) for part in parts if part.sequence in keep}
         drawn = None
         if drawing:
             if len(drawing) < len(parts):
@@ -100,6 +100,12 @@ class Stepper:
         else:
             self._pool.load(sequence.row, sequence.base)
         self._sampler.set_row(sequence.row, sequence.params, sequence.ids[sequence.prompt :])
+
+    def _save(self, row: int) -> SavedState | None:
+        try:
+            return self._pool.save(row)
+        except torch.OutOfMemoryError:
+            return None
 
     def _inputs(self, parts: list[Part], drawing: list[int]) -> list[Tensor]:
         """rows [B], cu_seqlens [B + 1], ``drawing``, ids [N], all int64 on the device: in one copy."""

@@ -1,10 +1,12 @@
 """What holds for any requests in any order: each ends once, rows are nobody else's, order is fair, budgets hold."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -227,3 +229,29 @@ def test_cached_prefixes_change_nothing(orders: list[Order], machine: dict[str, 
         assert list(again) == reply_of(reply, orders[0].ids, 5)
         assert again.cached_tokens + again.prefill_tokens == len(orders[0].ids)
         assert again.cached_tokens < len(orders[0].ids)
+
+
+@few
+@given(orders=_orders(), machine=machines, late=st.sets(st.integers(1, 60), max_size=6))
+def test_errors_that_show_late_end_no_more_than_one_request_each(
+    orders: list[Order], machine: dict[str, int], late: set[int]
+) -> None:
+    """As on a GPU, where a step that was launched without complaint may turn out to have failed."""
+    with _engine(machine) as engine, pytest.MonkeyPatch.context() as patch:
+        whole, calls = Flight.result, itertools.count(1)
+
+        def result(flight: Flight) -> list[int]:
+            if next(calls) in late:
+                raise RuntimeError("late")
+            return whole(flight)
+
+        patch.setattr(Flight, "result", result)
+        failed = 0
+        for one, handle in zip(orders, _play(engine, orders), strict=True):
+            assert handle is not None
+            if handle.finish_reason == "error":
+                assert handle.error == "RuntimeError: late"
+                failed += 1
+            else:
+                _check(one, handle)
+        assert failed <= engine.counters()["steps_failed"] <= len(late)

@@ -12,7 +12,7 @@ from model.sampling import Sampler, SamplingParams
 from model.state import SavedState, StatePool
 from tests import tiny
 from tests.engine.conftest import StartEngine
-from tests.stub_model import StubModel, mixed, reply_of
+from tests.stub_model import StubModel, StubPool, mixed, reply_of
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -52,6 +52,20 @@ def test_reading_that_fails_is_an_error(start: StartEngine) -> None:
     assert engine.read([1, 2]) == [1, 2]
     with pytest.raises(ValueError, match="ids: one or more"):
         engine.read([])
+
+
+def test_without_memory_for_its_state_one_reading_fails(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(pool: StubPool, row: int) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    engine = start(StubModel(mixed, delay=0.001))
+    running = engine.submit([1], GREEDY, 60)
+    running_ids = running.take()
+    monkeypatch.setattr(StubPool, "save", save)
+    with pytest.raises(EngineError, match="no memory for its state"):
+        engine.read([1, 2])
+    assert running_ids + list(running) == reply_of(mixed, [1], 60)
+    assert engine.counters()["steps_failed"] == 0
 
 
 def test_a_request_with_a_state_survives_a_neighbour_that_fails(start: StartEngine) -> None:

@@ -165,7 +165,7 @@ class Engine:
 
     def _drive(self) -> None:
         try:
-            if self._device.type == "cuda":
+            if self._device.type == "cuda" and self._device.index is not None:
                 torch.cuda.set_device(self._device)  # for this thread
             while self._collect():
                 self._turn()

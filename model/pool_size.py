@@ -38,24 +38,25 @@ def fit(model: Model, config: Config, settings: Settings, allowed: Tensor) -> tu
     On CUDA with so many that the largest step has been made once. ``allowed``: as for the sampler. Raises NoRoomError,
     with the numbers, where there is no room for one.
     """
-    device = model.device
-    rows = choose_rows(settings, row_bytes(config, DTYPES[settings.state_dtype]), free_memory(device), device)
-    while (found := _try(model, config, settings, rows, allowed)) is None:
-        rows = _fewer(rows, device)
+    size = row_bytes(config, DTYPES[settings.state_dtype])
+    rows = choose_rows(settings, size, free_memory(model.device), model.device)
+    while isinstance(found := _try(model, config, settings, rows, allowed), str):
+        rows = _fewer(rows, model.device, found)
     return found
 
 
 def _try(
     model: Model, config: Config, settings: Settings, rows: int, allowed: Tensor
-) -> tuple[StatePool, Sampler] | None:
+) -> tuple[StatePool, Sampler] | str:
+    """Those, or why there cannot be so many rows."""
     device = model.device
     try:
         pool = StatePool(config, rows, device, DTYPES[settings.state_dtype])
         sampler = Sampler(config.vocab, rows, device, allowed)
         if device.type == "cuda":
             rehearse(model, pool, sampler, settings.chunk(device.type))
-    except torch.OutOfMemoryError:
-        return None
+    except RuntimeError as error:  # an operator that finds no memory raises just that, and prints why
+        return str(error).partition("\n")[0]
     return pool, sampler
 
 
@@ -99,8 +100,7 @@ def open_cache(config: Config, settings: Settings, device: torch.device) -> Pref
 def rehearse(model: Model, pool: StatePool, sampler: Sampler, chunk: int) -> None:
     """The largest step that can come: a chunk of a prompt, a token of every other row, sampling with all it can do.
 
-    The memory that it takes stays with torch, for the steps to come. Raises torch.OutOfMemoryError where it is not
-    there.
+    The memory that it takes stays with torch, for the steps to come. Raises RuntimeError where it is not there.
     """
     params = SamplingParams(top_p=0.5, top_k=50, presence_penalty=0.1, seed=0)
     for row in range(pool.rows):
@@ -116,11 +116,11 @@ def rehearse(model: Model, pool: StatePool, sampler: Sampler, chunk: int) -> Non
         sampler.clear_row(row)
 
 
-def _fewer(rows: int, device: torch.device) -> int:
+def _fewer(rows: int, device: torch.device, problem: str) -> int:
     if device.type == "cuda":
         torch.cuda.empty_cache()
     free = free_memory(device)
     if rows == 1:
-        raise NoRoomError(f"no memory for a step with one sequence: {free / MIB:.1f} MiB are free on {device}")
-    log.warning("pool_shrunk", wanted=rows, rows=rows // 2, free_mib=free // MIB)
+        raise NoRoomError(f"no room for a step of one sequence: {free / MIB:.1f} MiB are free on {device}: {problem}")
+    log.warning("pool_shrunk", wanted=rows, rows=rows // 2, free_mib=free // MIB, problem=problem)
     return rows // 2

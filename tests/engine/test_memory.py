@@ -117,7 +117,7 @@ def test_a_pool_that_turns_out_too_large_is_halved(
     assert made.rows == 8 and sampler._counts.shape[0] == 8
     assert capsys.readouterr().out.count("event=pool_shrunk") == 2
     most = 0
-    with pytest.raises(NoRoomError, match=r"no memory for a step with one sequence: \d+\.\d MiB are free on cpu"):
+    with pytest.raises(NoRoomError, match=r"no room for a step of one sequence: \d+\.\d MiB are free on cpu: no room$"):
         fit(model, SMALL, Settings(max_batch=32), allowed)
 
 

@@ -38,3 +38,27 @@ class RequestError(RwkvError, ValueError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+
+
+class SessionError(RwkvError):
+    """A session cannot be gone on with, or cannot be kept."""
+
+    code = "E400"
+
+
+class SessionBusyError(SessionError):
+    """Another request has the session."""
+
+    code = "E410"
+
+
+class SessionRefusedError(SessionError):
+    """What is kept under the name does not fit this server, or is damaged."""
+
+    code = "E420"
+
+
+class SessionNotKeptError(SessionError):
+    """The turn was made, and its state could not be kept: the session is as it was before."""
+
+    code = "E430"

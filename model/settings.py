@@ -69,6 +69,17 @@ class Settings(BaseSettings):
         default=0.02, ge=0.0, le=1.0, description="Seconds between the pieces of a streamed reply."
     )
 
+    session_database: Path | None = Field(default=None, description="SQLite file that keeps sessions over restarts.")
+    session_durable: bool = Field(default=False, description="Whether a turn ends only once its state is on disk.")
+    session_device: int | None = Field(default=None, ge=0, description="MiB of a GPU's memory for states of sessions.")
+    session_host: int | None = Field(default=None, ge=0, description="MiB of host memory for states of sessions.")
+    session_disk: int = Field(default=65536, ge=0, description="MiB of states in the database.")
+    session_limit: int = Field(default=10000, ge=1, description="Most sessions; the longest unused are deleted.")
+    session_ttl: float = Field(
+        default=604800.0, gt=0, allow_inf_nan=False, description="Seconds without use after which one is deleted."
+    )
+    session_wait: float = Field(default=10.0, ge=0, le=3600, description="Seconds to wait for a session in use.")
+
     @classmethod
     def read(cls, weights: str | None = None) -> "Settings":
         """The settings of this process; ``weights`` (not empty) goes before COG_RWKV_WEIGHTS.

@@ -44,10 +44,7 @@ class Runner(BaseRunner):
             default=None,
             max_length=2000000,
         ),
-        chat: bool = Input(
-            description="Treat the prompt as a message of a user, and reply as the assistant.",
-            default=False,
-        ),
+        chat: bool = Input(description="Treat the prompt as a message of a user, and reply to it.", default=False),
         max_tokens: int = Input(description="The most tokens to generate.", default=256, ge=1, le=65536),
         temperature: float = Input(
             description="Randomness: 0 always takes the likeliest token, 1 keeps the probabilities of the model.",
@@ -62,10 +59,7 @@ class Runner(BaseRunner):
             le=1.0,
         ),
         top_k: int = Input(
-            description="Draw from this many of the likeliest tokens; 0 means no such limit.",
-            default=0,
-            ge=0,
-            le=65536,
+            description="Draw from so many of the likeliest tokens; 0: of all.", default=0, ge=0, le=65536
         ),
         presence_penalty: float = Input(
             description="Taken off the logit of each token that has been generated before.",
@@ -95,12 +89,18 @@ class Runner(BaseRunner):
             ge=0,
             le=9007199254740991,
         ),
+        session: str | None = Input(
+            description="A name that you choose for a conversation: begins it, or goes on where it ended.",
+            default=None,
+            min_length=1,
+            max_length=256,
+        ),
     ) -> ConcatenateIterator[str]:
         """Start a reply. Returns a generator, which Cog runs on a thread of its own and streams from as it goes."""
         request = Request.of(
             prompt=prompt, system_prompt=system_prompt, chat=chat, max_tokens=max_tokens, temperature=temperature,
             top_p=top_p, top_k=top_k, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
-            penalty_decay=penalty_decay, stop=stop, seed=seed,
+            penalty_decay=penalty_decay, stop=stop, seed=seed, session=session,
         )  # fmt: skip
         reply = self.service.reply(request)
         cancellation.current().then(reply.cancel)

@@ -97,13 +97,13 @@ class Engine:
             raise ValueError(f"max_tokens: one or more are needed, got {max_tokens}")
         return self._queue(Sequence(list(ids), params, max_tokens, handle or Handle(), start))
 
-    def read(self, ids: Ids[int], start: SavedState | None = None) -> SavedState:
+    def read(self, ids: Ids[int], start: SavedState | None = None, handle: Handle | None = None) -> SavedState:
         """The state after exactly ``ids`` on top of ``start`` (by default the empty context), on the pool's device.
 
-        It waits its turn as a request does, though it is never refused, and blocks its thread meanwhile. Raises
-        ValueError for bad ids, EngineError where reading fails or the engine has stopped.
+        It waits its turn as a request does, though it is never refused, and blocks its thread meanwhile; ``handle``
+        may cancel it. Raises ValueError for bad ids, EngineError where reading fails or ends early.
         """
-        sequence = Sequence(list(ids), SamplingParams(temperature=0.0), 0, Handle(), start)
+        sequence = Sequence(list(ids), SamplingParams(temperature=0.0), 0, handle or Handle(), start)
         self._queue(sequence).take()
         if sequence.result is None:
             raise EngineError(f"the text could not be read: {sequence.handle.error}")

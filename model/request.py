@@ -36,6 +36,7 @@ class Request(BaseModel):
     penalty_decay: float = Field(default=0.996, ge=0.0, le=1.0)
     stop: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(default=[], max_length=64)
     seed: int | None = Field(default=None, ge=0, le=9007199254740991)
+    session: str | None = Field(default=None, min_length=1, max_length=256)
 
     @field_validator("max_tokens", "top_k", "seed", mode="before")
     @classmethod

@@ -4,18 +4,22 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
+import torch
+
 from model import checkpoint
 from model.device import choose_device, choose_dtype, why_not_cuda
 from model.engine import Engine, EngineError
-from model.errors import RwkvError
+from model.errors import RequestError
 from model.handle import FinishReason, Handle
 from model.logs import get_logger
 from model.pool_size import fit, open_cache
 from model.request import Request
 from model.rwkv7 import RWKV7
 from model.sampling import SamplingParams
+from model.session_setup import open_sessions, origin
+from model.sessions import NO_SESSION, Sessions, Turn
 from model.settings import PREFIX, Settings, SettingsError
-from model.text import CHAT_STOP, ReplyText, chat_prompt
+from model.text import CHAT_STOP, ReplyText, chat_prompt, ids_of_text
 from model.tokenizer import Tokenizer
 
 log = get_logger()
@@ -24,8 +28,11 @@ log = get_logger()
 class Service:
     """A model that is loaded and running."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, settings: Settings) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, settings: Settings, sessions: Sessions | None = None
+    ) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
+        self.sessions = sessions or open_sessions(settings, torch.device("cpu"), {})
 
     @classmethod
     def build(cls, settings: Settings) -> "Service":
@@ -48,8 +55,10 @@ class Service:
             grid=settings.grid(device.type), max_queue=settings.max_queue,
             cache=open_cache(found.config, settings, device),
         )  # fmt: skip
-        service = cls(engine, tokenizer, settings)
+        sessions = open_sessions(settings, device, origin(found, model, settings))
+        service = cls(engine, tokenizer, settings, sessions)
         service.warm_up()
+        sessions.warm_up(engine.read([0]))
         details: dict[str, object] = asdict(found.config) | {"rows": pool.rows}
         if reason := why_not_cuda(settings.device):
             details["why_not_cuda"] = reason
@@ -69,6 +78,10 @@ class Service:
         """The reply to a request; nothing happens before it is iterated."""
         return Reply(self, request)
 
+    def counters(self) -> dict[str, int | float]:
+        """Numbers of the engine and of the sessions, since the start and of now."""
+        return self.engine.counters() | self.sessions.counters()
+
     def problem(self) -> str | None:
         """Why requests cannot be served now, or None."""
         return self.engine.problem()
@@ -84,41 +97,82 @@ class Reply:
         stops = [*request.stop, CHAT_STOP] if request.chat else request.stop
         self._text = ReplyText(service.tokenizer, stops, strip_leading_space=request.chat)
         self._prompt_tokens = self._completion_tokens = 0
+        self._drawn: list[int] = []
+        self._keeping = Handle()  # of the reading of a session's turn, once the reply is over
+        self._session: tuple[int, int] | None = None  # tokens and turns
+        self._failed = False
 
     @property
     def finish_reason(self) -> FinishReason | None:
         """None until the reply has ended. A stop string counts even where the last token allowed completed it."""
+        if self._failed:
+            return "error"
+        if self._request.session and self._keeping.finish_reason == "cancelled":
+            return "cancelled"
         return "stop" if self._text.stopped else self._handle.finish_reason
 
     def cancel(self) -> None:
-        """End the reply now, whatever it is doing."""
+        """End the reply now, whatever it is doing. A session stays as it is, unless its turn has been read already."""
         self._handle.cancel()
+        self._keeping.cancel()
 
     def __iter__(self) -> Iterator[str]:
         """Pieces of text, never empty and never with part of a character: the first at once, then one each interval.
 
-        Raises RequestError or EngineError where the reply fails; a cancelled one just ends.
+        Raises RequestError, SessionError or EngineError where the reply fails; a cancelled one just ends.
         """
         try:
-            self._submit()
-        except RwkvError as error:
+            if self._request.session is None:
+                self._submit(NO_SESSION)
+                yield from self._pieces()
+                return
+            with self._service.sessions.turn(self._request.session, self._is_cancelled) as turn:
+                if turn is not None:
+                    yield from self._take_turn(turn)
+        except Exception as error:
+            self._failed = True
             self._handle.finish("error", str(error))
             raise
+
+    def _take_turn(self, turn: Turn) -> Iterator[str]:
+        """A reply within a session, which is kept at the end of it."""
+        self._session = turn.tokens, turn.turns
+        read = self._submit(turn)
+        yield from self._pieces()
+        if self.finish_reason == "cancelled":
+            return
+        service = self._service
+        read += ids_of_text(service.tokenizer, self._drawn, self._text.length)
+        try:
+            state = service.engine.read(read, turn.start, self._keeping)
+        except EngineError:
+            if self.finish_reason == "cancelled":
+                return
+            raise
+        service.sessions.keep(turn, state, turn.tokens + len(read))
+        self._session = turn.tokens + len(read), turn.turns + 1
+
+    def _pieces(self) -> Iterator[str]:
         pause = 0.0
         while not self._text.stopped and (ids := self._handle.take(pause)):
             if piece := self._read(ids):
                 yield piece
                 pause = self._service.settings.text_interval
-        if self.finish_reason == "error":
+        if self._handle.finish_reason == "error":
             raise EngineError(self._handle.error)
         if self.finish_reason != "cancelled" and (rest := self._text.finish()):
             yield rest
+
+    def _is_cancelled(self) -> bool:
+        return self._handle.finish_reason is not None
 
     def metrics(self) -> dict[str, str | int | float]:
         """What is known about the reply so far, by the names under which clients see it; times in seconds."""
         handle = self._handle
         found = {
             "prompt_tokens": self._prompt_tokens,
+            "session_tokens": self._session and self._session[0],
+            "session_turns": self._session and self._session[1],
             "completion_tokens": self._completion_tokens,
             "finish_reason": self.finish_reason,
             "prefill_tokens": handle.prefill_tokens or None,
@@ -134,18 +188,28 @@ class Reply:
             }
         return {name: value for name, value in found.items() if value is not None}
 
-    def _submit(self) -> None:
+    def _submit(self, turn: Turn) -> list[int]:
+        """Queue the request; returns the ids that it reads on top of the turn's start."""
         request, service = self._request, self._service
-        prompt = chat_prompt(request.prompt, request.system_prompt) if request.chat else request.prompt
+        if turn.turns and request.system_prompt is not None:
+            raise RequestError(
+                "system_prompt", f"belongs before the first turn, and this session has {turn.turns}; leave it out"
+            )
+        prompt = request.prompt
+        if request.chat:
+            prompt = chat_prompt(prompt, request.system_prompt, later=turn.turns > 0)
         ids = service.tokenizer.encode(prompt)
         self._prompt_tokens = len(ids)
-        start = [0] if service.settings.start_token else []
-        service.engine.submit(start + ids, _sampling(request), request.max_tokens, self._handle)
+        if service.settings.start_token and not turn.turns:
+            ids = [0, *ids]
+        service.engine.submit(ids, _sampling(request), request.max_tokens, self._handle, start=turn.start)
+        return ids
 
     def _read(self, ids: list[int]) -> str:
         pieces = []
         for token in ids:
             pieces.append(self._text.push(token))
+            self._drawn.append(token)
             self._completion_tokens += 1
             if self._text.stopped:
                 self._handle.finish("stop")

@@ -15,13 +15,13 @@ def tidy(text: str) -> str:
     return re.sub(r"\n(?:[^\S\n]*\n)+", "\n", text)
 
 
-def chat_prompt(prompt: str, system_prompt: str | None = None) -> str:
+def chat_prompt(prompt: str, system_prompt: str | None = None, later: bool = False) -> str:
     """A user's turn as RWKV's chat models were trained on it, up to where the reply begins; each text is tidied first.
 
-    There is no space at the end: the model begins its reply with one.
+    There is no space at the end: the model begins its reply with one. ``later``: the turn comes after other text.
     """
     system = tidy(system_prompt or "")
-    before = f"System: {system}\n\n" if system else ""
+    before = f"System: {system}\n\n" if system else "\n\n" if later else ""
     return f"{before}User: {tidy(prompt)}\n\nAssistant:"
 
 
@@ -42,6 +42,7 @@ class ReplyText:
         self._stops = tuple(stops)
         self._strip = strip_leading_space
         self._held = ""  # decoded and not yet sent
+        self.length = 0  # characters of the decoded text that were sent, or dropped at its start
         self.stopped = False
 
     def push(self, token: int) -> str:
@@ -61,6 +62,7 @@ class ReplyText:
         self.stopped = 0 <= found <= pending
         end = found if self.stopped else pending
         ready, self._held = self._held[:end], "" if self.stopped else self._held[end:]
+        self.length += end
         return self._without_space(ready)
 
     def _first_stop(self) -> int:
@@ -80,3 +82,19 @@ class ReplyText:
             self._strip = False
             return text.removeprefix(" ")
         return text
+
+
+def ids_of_text(tokenizer: Tokenizer, ids: Sequence[int], length: int) -> list[int]:
+    """Ids of the first ``length`` characters of the text of ``ids``: as many of ``ids`` as lie within, then the rest.
+
+    Only where a text ends inside a token, or with part of a character, are there other ids than those given.
+    """
+    decoder, kept, at, kept_at = tokenizer.decoder(), 0, 0, 0
+    for index, token in enumerate(ids, 1):
+        at += len(decoder.push(token))
+        if at > length:
+            break
+        if not decoder.pending:
+            kept, kept_at = index, at
+    rest = tokenizer.decode(ids[kept:])[: length - kept_at]
+    return [*ids[:kept], *(tokenizer.encode(rest) if rest else [])]

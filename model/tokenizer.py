@@ -100,6 +100,11 @@ class IncrementalDecoder:
         """The text that ``token`` completes; "" where it ends inside a character."""
         return self._utf8.decode(self._tokenizer.token_bytes(token))
 
+    @property
+    def pending(self) -> bool:
+        """Whether part of a character is held back."""
+        return bool(self._utf8.getstate()[0])
+
     def finish(self) -> str:
         """What is left of a character that was cut off: U+FFFD or nothing."""
         return self._utf8.decode(b"", final=True)

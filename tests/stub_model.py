@@ -12,6 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from model.state import SavedState
+
 Script = Callable[[list[int]], int]
 
 
@@ -41,6 +43,23 @@ class StubPool:
     def load(self, row: int, saved: list[int]) -> None:
         """As if it had read what is saved."""
         self.read[row] = list(saved)
+
+
+class StubStatePool(StubPool):
+    """The same, with states that can be stored like real ones: ``wkv`` holds the ids that were read, float32 [N]."""
+
+    def save(self, row: int) -> SavedState:  # type: ignore[override]
+        """What it has read, as tensors."""
+        return SavedState(torch.tensor(self.read[row], dtype=torch.float32), torch.zeros(1))
+
+    def load(self, row: int, saved: SavedState) -> None:  # type: ignore[override]
+        """As if it had read what is saved."""
+        self.read[row] = ids_in(saved)
+
+
+def ids_in(saved: SavedState | None) -> list[int]:
+    """What a state of StubStatePool has read; nothing for None."""
+    return [] if saved is None else [int(one) for one in saved.wkv.tolist()]
 
 
 class StubModel:

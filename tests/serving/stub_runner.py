@@ -3,6 +3,7 @@
 {"say": "text"} or {"ids": [1, 2]}: the reply. {"words": 300}: that many different words. {"delay": 0.1}: seconds before
 each token. {"trace": "path"}: a file that gets a line with the time (``time.monotonic()``) at which each step for this
 order begins. {"fail": "error" | "oom" | "nan" | "exit" | "hang", "at": 5}: what happens instead of token 5.
+With sessions the last part of the context that begins with "\\x1e" counts, without that character.
 Any other prompt gets printable characters that depend on its length and its end.
 """
 
@@ -23,9 +24,11 @@ from model.settings import Settings
 from model.tokenizer import Tokenizer
 from predict import Runner as Product
 from tests.serving.orders import words
-from tests.stub_model import StubModel, StubPool, mixed
+from tests.stub_model import StubModel, StubStatePool, mixed
 
 VOCAB = 65536
+SEPARATOR = 0x1E + 1  # the id of that byte
+SEARCHED = 5000  # ids
 
 
 class Runner(Product):
@@ -39,7 +42,7 @@ class Runner(Product):
         sampler = Sampler(VOCAB, rows, model.device, tokenizer.allowed(VOCAB))
         stalled_after = float(os.environ.get("STUB_STALLED_AFTER", "30"))
         engine = Engine(
-            model, sampler, StubPool(rows), settings.chunk("cpu"), stalled_after, max_queue=settings.max_queue
+            model, sampler, StubStatePool(rows), settings.chunk("cpu"), stalled_after, max_queue=settings.max_queue
         )
         self.service = Service(engine, tokenizer, settings)
         self.service.warm_up()
@@ -53,6 +56,9 @@ class Script:
         self._encode = functools.lru_cache(maxsize=256)(tokenizer.encode)
 
     def __call__(self, ids: list[int]) -> int:
+        tail = ids[-SEARCHED:]
+        if SEPARATOR in tail:
+            ids = tail[len(tail) - tail[::-1].index(SEPARATOR) :]
         order, prompt = self._order(ids)
         if order is None:
             return 33 + mixed([len(ids), *ids[-300:]], 90)

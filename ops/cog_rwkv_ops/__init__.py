@@ -3,11 +3,13 @@
 from cog_rwkv_ops._library import LibraryError, cuda_problem
 from cog_rwkv_ops.add import add
 from cog_rwkv_ops.binary_activation import binary_activation
+from cog_rwkv_ops.conv2d import conv2d
 from cog_rwkv_ops.host_gather import host_gather
 from cog_rwkv_ops.host_scatter import host_scatter_
 from cog_rwkv_ops.layer_norm import layer_norm
 from cog_rwkv_ops.linear import linear
 from cog_rwkv_ops.low_rank import low_rank
+from cog_rwkv_ops.scattering2d import scattering2d
 from cog_rwkv_ops.squared_relu import squared_relu, squared_relu_linear
 from cog_rwkv_ops.swish import swish
 from cog_rwkv_ops.time_mix_output import time_mix_output
@@ -19,12 +21,14 @@ __all__ = [
     "LibraryError",
     "add",
     "binary_activation",
+    "conv2d",
     "cuda_problem",
     "host_gather",
     "host_scatter_",
     "layer_norm",
     "linear",
     "low_rank",
+    "scattering2d",
     "squared_relu",
     "squared_relu_linear",
     "swish",

@@ -27,8 +27,8 @@ struct ConvSizes {
   int64_t n, c, h, w, k, r, s, p, q, groups;
   Window rows, columns;
 
-  int64_t c_group() const { return c / groups; }
-  int64_t k_group() const { return k / groups; }
+  COG_RWKV_BOTH int64_t c_group() const { return c / groups; }
+  COG_RWKV_BOTH int64_t k_group() const { return k / groups; }
 };
 
 inline int64_t conv_outputs(int64_t size, int64_t kernel, const Window& window) {

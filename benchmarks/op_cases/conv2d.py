@@ -48,7 +48,10 @@ def last(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 def one_set(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> dict[str, tuple[Call, Call]]:
     """Our call and cuDNN's, for each pass, on tensors of their own."""
     c, k, side, kernel, stride = shape
-    x, weight = last(BATCH, c, side, side, dtype=dtype, seed=seed), last(k, c, kernel, kernel, dtype=dtype, seed=seed + 1)
+    x, weight = (
+        last(BATCH, c, side, side, dtype=dtype, seed=seed),
+        last(k, c, kernel, kernel, dtype=dtype, seed=seed + 1),
+    )
     padding, out = kernel // 2, (side + stride - 1) // stride
     gradient = last(BATCH, k, out, out, dtype=dtype, seed=seed + 2)
     options = (stride, stride, padding, padding, 1, 1, 1)

@@ -33,7 +33,7 @@ def gradient(transform: Transform, x: Tensor) -> Tensor:
 
 
 def cases() -> Iterator[Case]:
-    """Both sizes of the article's comparison. Calls are timed as they are made: launches are part of the peer's time."""
+    """Both sizes of the article's comparison. Launches are part of the time."""
     for batch, side, j in SIZES:
         x = numbers(*batch, side, side, dtype=torch.float32, seed=1).abs()
         peer = kymatio(j, side)

@@ -43,7 +43,7 @@ def make(case: tuple, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, 
     def pair(value) -> tuple[int, int]:
         return value if isinstance(value, tuple) else (value, value)
 
-    options = dict(stride=pair(stride), padding=pair(padding), dilation=pair(dilation), groups=groups)
+    options = {"stride": pair(stride), "padding": pair(padding), "dilation": pair(dilation), "groups": groups}
     return x, weight, bias, options
 
 
@@ -70,8 +70,11 @@ def test_equals_the_definition(case: tuple, dtype: torch.dtype, device: str, gua
     out = conv2d(*last, guard(bias, 1), **options)
     close(out, right, size, terms)
     assert out.is_contiguous(memory_format=torch.channels_last) or last[0].is_contiguous()
-    close(conv2d(guard(x, 1), guard(weight, 1), **options), *(reference(*t, **options) for t in (
-        wide[:2], [t.abs() for t in wide[:2]])), terms)
+    close(
+        conv2d(guard(x, 1), guard(weight, 1), **options),
+        *(reference(*t, **options) for t in (wide[:2], [t.abs() for t in wide[:2]])),
+        terms,
+    )
 
 
 def gradients(x: Tensor, weight: Tensor, bias: Tensor, incoming: Tensor, function, options: dict) -> list[Tensor]:
@@ -103,7 +106,9 @@ def test_any_layout(device: str) -> None:
     plain = conv2d(x, weight, padding=1)
     for view in layouts(x).values():
         assert torch.equal(conv2d(view, weight, padding=1), plain)
-    assert torch.equal(conv2d(x, weight.transpose(2, 3), padding=1), conv2d(x, weight.transpose(2, 3).contiguous(), padding=1))
+    assert torch.equal(
+        conv2d(x, weight.transpose(2, 3), padding=1), conv2d(x, weight.transpose(2, 3).contiguous(), padding=1)
+    )
     assert torch.equal(conv2d(x.flip(0)[1:], weight, padding=1), plain.flip(0)[1:])
 
 
@@ -168,7 +173,7 @@ def test_as_large_as_a_network_needs(device: str) -> None:
     """Sums of many thousand terms, and more tiles than a GPU has multiprocessors."""
     x, weight = (numbers(*s, dtype=torch.float16, device=device) for s in ((8, 128, 28, 28), (128, 128, 3, 3)))
     x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
-    options = dict(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
+    options = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
     bias = torch.zeros(128, dtype=torch.float16, device=device)
     incoming = numbers(8, 128, 28, 28, dtype=torch.float16, device=device, seed=5)
     found = [conv2d(x, weight, bias, **options), *gradients(x, weight, bias, incoming, conv2d, options)]
@@ -184,4 +189,6 @@ def test_results_are_the_same_every_time(cuda: str) -> None:
     incoming = numbers(8, 64, 30, 30, dtype=torch.bfloat16, device=cuda, seed=4)
     first = gradients(x, weight, bias, incoming, conv2d, options)
     for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(first, gradients(x, weight, bias, incoming, conv2d, options), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(first, gradients(x, weight, bias, incoming, conv2d, options), strict=True)
+        )

@@ -90,7 +90,12 @@ def test_what_pytorch_needs(device: str) -> None:
 
 def test_names_what_is_wrong(device: str) -> None:
     x = torch.ones(1, 8, 8, device=device)
-    wrong = [((x, 0), "J is 0"), ((x, 4), "x has shape .*; M and N must be at least"), ((x, 2, 0), "L is 0"), ((x[0, 0], 1), "x has")]
+    wrong = [
+        ((x, 0), "J is 0"),
+        ((x, 4), "x has shape .*; M and N must be at least"),
+        ((x, 2, 0), "L is 0"),
+        ((x[0, 0], 1), "x has"),
+    ]
     for arguments, text in [*wrong, ((x, 2, 8, 3), "max_order is 3"), ((x.int(), 2), "x is torch.int32")]:
         with pytest.raises(RuntimeError, match=f"cog_rwkv::scattering2d: {text}"):
             scattering2d(*arguments)
@@ -130,7 +135,7 @@ def test_padding_and_its_adjoint(padded: tuple[int, int], device: str, guard) ->
 
 @pytest.mark.parametrize("size", [*SIZES, (2, 64, 224, 3, 8, 2)], ids=str)
 def test_equals_kymatio(size: tuple[int, ...], device: str) -> None:
-    """To 1e-5 of the largest coefficient, in the same order (requirements-peers.txt)."""
+    """To 1e-5 of the largest coefficient, in the same order."""
     kymatio = pytest.importorskip("kymatio.torch", reason="kymatio is not installed", exc_type=ImportError)
     planes, m, n, j, angles, max_order = size
     if min(m, n) <= 2:

@@ -1,8 +1,9 @@
 """conv2d: two-dimensional convolution, and its gradients as operators of their own.
 
-    out[n, k, p, q] = bias[k] + sum over c, r, s of x[n, c, p * stride + r * dilation - padding, ...] * weight[k, c, r, s]
+    out[n, k, p, q] = bias[k] + sum over c, r, s of x[n, c, y, z] * weight[k, c, r, s]
 
-where c runs over the channels of k's group, and x is 0 outside.
+at y = p * stride + r * dilation - padding and z likewise from q and s, where c runs over the channels of k's group; x is
+0 outside.
 """
 
 from typing import Any
@@ -85,7 +86,7 @@ def _weight_fake(gradient: Tensor, x: Tensor, kernel_h: int, kernel_w: int, *opt
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, bias, *ctx.options = inputs
+    x, weight, _bias, *ctx.options = inputs
     ctx.save_for_backward(x, weight)
 
 

@@ -113,8 +113,8 @@ void run_weight(const ConvSizes& z, const double* gradient, const double* x, dou
 Tensor conv2d_cpu(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t stride_h,
                   int64_t stride_w, int64_t padding_h, int64_t padding_w, int64_t dilation_h, int64_t dilation_w,
                   int64_t groups) {
-  const ConvSizes z = check_conv(x, weight, bias, {stride_h, padding_h, dilation_h}, {stride_w, padding_w, dilation_w},
-                                 groups);
+  const ConvSizes z =
+      check_conv(x, weight, bias, {stride_h, padding_h, dilation_h}, {stride_w, padding_w, dilation_w}, groups);
   const Tensor in = as_nhwc(x), matrix = as_nhwc(weight);
   const std::optional<Tensor> add = bias ? std::optional<Tensor>(as_contiguous(*bias)) : std::nullopt;
   Tensor out = empty_tensor(x, {z.n, z.p, z.q, z.k});
@@ -131,8 +131,8 @@ Tensor conv2d_cpu(const Tensor& x, const Tensor& weight, const std::optional<Ten
   return from_nhwc(out, is_channels_last(x));
 }
 
-Tensor input_gradient_cpu(const Tensor& gradient, const Tensor& weight, int64_t height, int64_t width,
-                          int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w, int64_t dilation_h,
+Tensor input_gradient_cpu(const Tensor& gradient, const Tensor& weight, int64_t height, int64_t width, int64_t stride_h,
+                          int64_t stride_w, int64_t padding_h, int64_t padding_w, int64_t dilation_h,
                           int64_t dilation_w, int64_t groups, bool channels_last) {
   const ConvSizes z = check_input_gradient(gradient, weight, height, width, {stride_h, padding_h, dilation_h},
                                            {stride_w, padding_w, dilation_w}, groups);
@@ -152,8 +152,8 @@ Tensor input_gradient_cpu(const Tensor& gradient, const Tensor& weight, int64_t 
 }
 
 Tensor weight_gradient_cpu(const Tensor& gradient, const Tensor& x, int64_t kernel_h, int64_t kernel_w,
-                           int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
-                           int64_t dilation_h, int64_t dilation_w, int64_t groups, bool channels_last) {
+                           int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w, int64_t dilation_h,
+                           int64_t dilation_w, int64_t groups, bool channels_last) {
   const ConvSizes z = check_weight_gradient(gradient, x, kernel_h, kernel_w, {stride_h, padding_h, dilation_h},
                                             {stride_w, padding_w, dilation_w}, groups);
   const Tensor from = as_nhwc(gradient), in = as_nhwc(x);

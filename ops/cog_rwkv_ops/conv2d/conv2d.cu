@@ -39,7 +39,8 @@ const Gpu& gpu(const char* op) {
 
 // Starts kernel<<<grid, threads, bytes>>>; `bytes` may be more than the 48 KiB that need no asking.
 template <class Kernel, class... Arguments>
-void start(const Launch& launch, const char* op, Kernel kernel, dim3 grid, int threads, int bytes, Arguments... arguments) {
+void start(const Launch& launch, const char* op, Kernel kernel, dim3 grid, int threads, int bytes,
+           Arguments... arguments) {
   check_cuda(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   kernel<<<grid, threads, bytes, launch.stream>>>(arguments...);
   launch.check();
@@ -69,8 +70,8 @@ void start_gather(const Launch& launch, const char* op, const Gather<T>& a) {
   if (tiles > INT32_MAX) fail(op, "there are more than 2^31 tiles");
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(a.groups));
   const Grid places{Divisor(a.h.size), Divisor(a.w.size)};
-  start(launch, op, half_gather_kernel<T, S, stages, transposed, hopper>, grid, S::threads, stages * S::bytes + kPadding,
-        a, places, static_cast<int>(width_tiles));
+  start(launch, op, half_gather_kernel<T, S, stages, transposed, hopper>, grid, S::threads,
+        stages * S::bytes + kPadding, a, places, static_cast<int>(width_tiles));
 }
 
 // Takes the tile that wastes least: of the blocks in the last wave, and of what reaches over the result.
@@ -139,14 +140,15 @@ void half_weight(const Launch& launch, const char* op, const ConvSizes& z, const
   const int64_t column_tiles = (blocks_of_columns + S::width / 64 - 1) / (S::width / 64);
   const int64_t tiles = column_tiles * ((z.k_group() + S::height - 1) / S::height);
   const int64_t steps = (z.n * z.p * z.q + 63) / 64;
-  const int64_t part_steps = (steps + parts_of(op, tiles * z.groups, steps) - 1) / parts_of(op, tiles * z.groups, steps);
+  const int64_t part_steps =
+      (steps + parts_of(op, tiles * z.groups, steps) - 1) / parts_of(op, tiles * z.groups, steps);
   const int64_t parts = (steps + part_steps - 1) / part_steps;
   const Tensor room = room_for_parts<T>(out, parts);
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(z.groups), static_cast<unsigned>(parts));
   const Grid places{Divisor(z.p), Divisor(z.q)};
   constexpr int stages = hopper ? 4 : 3;
-  start(launch, op, half_weight_kernel<T, S, stages, hopper>, grid, S::threads, stages * S::bytes + kPadding, gradient, x,
-        mutable_data<float>(room), z, places, static_cast<int>(column_tiles), static_cast<int>(part_steps));
+  start(launch, op, half_weight_kernel<T, S, stages, hopper>, grid, S::threads, stages * S::bytes + kPadding, gradient,
+        x, mutable_data<float>(room), z, places, static_cast<int>(column_tiles), static_cast<int>(part_steps));
   add_parts<T>(launch, room, out);
 }
 
@@ -176,8 +178,8 @@ Tensor conv2d_cuda(const Tensor& x, const Tensor& weight, const std::optional<Te
                    int64_t stride_w, int64_t padding_h, int64_t padding_w, int64_t dilation_h, int64_t dilation_w,
                    int64_t groups) {
   constexpr const char* op = "conv2d";
-  const ConvSizes z = check_conv(x, weight, bias, {stride_h, padding_h, dilation_h}, {stride_w, padding_w, dilation_w},
-                                 groups);
+  const ConvSizes z =
+      check_conv(x, weight, bias, {stride_h, padding_h, dilation_h}, {stride_w, padding_w, dilation_w}, groups);
   const Launch launch(op, x);
   const Tensor in = as_nhwc(x), matrix = as_nhwc(weight);
   const std::optional<Tensor> add = bias ? std::optional<Tensor>(as_contiguous(*bias)) : std::nullopt;
@@ -185,16 +187,17 @@ Tensor conv2d_cuda(const Tensor& x, const Tensor& weight, const std::optional<Te
   if (out.numel() > 0) {
     dispatch_floating(x.scalar_type(), [&](auto type) {
       using T = typename decltype(type)::type;
-      run_gather(launch, op, forward_gather<T>(z, data<T>(in), data<T>(matrix), add ? data<T>(*add) : nullptr,
-                                               mutable_data<T>(out)), z);
+      run_gather(
+          launch, op,
+          forward_gather<T>(z, data<T>(in), data<T>(matrix), add ? data<T>(*add) : nullptr, mutable_data<T>(out)), z);
     });
   }
   return from_nhwc(out, is_channels_last(x));
 }
 
 Tensor input_gradient_cuda(const Tensor& gradient, const Tensor& weight, int64_t height, int64_t width,
-                           int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
-                           int64_t dilation_h, int64_t dilation_w, int64_t groups, bool channels_last) {
+                           int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w, int64_t dilation_h,
+                           int64_t dilation_w, int64_t groups, bool channels_last) {
   constexpr const char* op = "conv2d_input_gradient";
   const ConvSizes z = check_input_gradient(gradient, weight, height, width, {stride_h, padding_h, dilation_h},
                                            {stride_w, padding_w, dilation_w}, groups);

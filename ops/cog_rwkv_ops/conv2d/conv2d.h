@@ -13,6 +13,7 @@
 #include <numeric>
 #include <optional>
 
+#include "../csrc/beside.h"
 #include "../csrc/dtype.h"
 #include "../csrc/math.h"
 #include "../csrc/tensor.h"
@@ -38,7 +39,8 @@ inline int64_t conv_outputs(int64_t size, int64_t kernel, const Window& window) 
 
 inline void check_window(const char* op, const char* which, const Window& window) {
   const auto say = [&](const char* name, int64_t value, const char* least) {
-    fail(op, std::string(name) + " is " + std::to_string(value) + " along the " + which + "; it must be at least " + least);
+    fail(op,
+         std::string(name) + " is " + std::to_string(value) + " along the " + which + "; it must be at least " + least);
   };
   if (window.stride < 1) say("stride", window.stride, "1");
   if (window.padding < 0) say("padding", window.padding, "0");
@@ -51,7 +53,8 @@ inline ConvSizes conv_sizes(const char* op, std::array<int64_t, 4> x, std::array
   check_window(op, "rows", rows);
   check_window(op, "columns", columns);
   if (groups < 1 || weight[0] % groups != 0)
-    fail(op, "groups is " + std::to_string(groups) + "; it must divide weight's " + std::to_string(weight[0]) + " outputs");
+    fail(op,
+         "groups is " + std::to_string(groups) + "; it must divide weight's " + std::to_string(weight[0]) + " outputs");
   if (x[1] != weight[1] * groups)
     fail(op, "x has " + std::to_string(x[1]) + " channels; weight takes " + std::to_string(weight[1]) + " in each of " +
                  std::to_string(groups) + " groups");
@@ -67,11 +70,6 @@ inline std::array<int64_t, 4> sizes4(const char* op, const char* name, const Ten
   check_floating(op, name, t);
   check_dim(op, name, t, 4, "of four dimensions");
   return {t.size(0), t.size(1), t.size(2), t.size(3)};
-}
-
-inline void check_beside(const char* op, const char* name, const Tensor& t, const char* as_name, const Tensor& as) {
-  check_device(op, name, t, as_name, as);
-  check_same_dtype(op, name, t, as_name, as);
 }
 
 inline ConvSizes check_conv(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -182,8 +180,17 @@ struct Gather {
 
 template <class T>
 Gather<T> forward_gather(const ConvSizes& z, const T* x, const T* weight, const T* bias, T* out) {
-  return {x, weight, bias, out, z.n, z.c_group(), z.k_group(), z.groups, forward_axis(z.h, z.r, z.p, z.rows),
-          forward_axis(z.w, z.s, z.q, z.columns), false};
+  return {x,
+          weight,
+          bias,
+          out,
+          z.n,
+          z.c_group(),
+          z.k_group(),
+          z.groups,
+          forward_axis(z.h, z.r, z.p, z.rows),
+          forward_axis(z.w, z.s, z.q, z.columns),
+          false};
 }
 
 // Calls run(gather) for every remainder by the strides.
@@ -191,8 +198,17 @@ template <class T, class Run>
 void backward_gathers(const ConvSizes& z, const T* gradient, const T* weight, T* out, const Run& run) {
   for (int64_t a = 0; a < z.rows.stride; a++) {
     for (int64_t b = 0; b < z.columns.stride; b++) {
-      const Gather<T> gather{gradient, weight, nullptr, out, z.n, z.k_group(), z.c_group(), z.groups,
-                             backward_axis(z.p, z.r, z.h, z.rows, a), backward_axis(z.q, z.s, z.w, z.columns, b), true};
+      const Gather<T> gather{gradient,
+                             weight,
+                             nullptr,
+                             out,
+                             z.n,
+                             z.k_group(),
+                             z.c_group(),
+                             z.groups,
+                             backward_axis(z.p, z.r, z.h, z.rows, a),
+                             backward_axis(z.q, z.s, z.w, z.columns, b),
+                             true};
       if (gather.places() > 0 && gather.width > 0) run(gather);
     }
   }

@@ -16,7 +16,9 @@ struct Divisor {
     factor = static_cast<uint32_t>(((uint64_t{1} << (31 + shift)) + by - 1) / by);
     shift--;
   }
-  __device__ __forceinline__ uint32_t operator()(uint32_t x) const { return by == 1 ? x : __umulhi(x, factor) >> shift; }
+  __device__ __forceinline__ uint32_t operator()(uint32_t x) const {
+    return by == 1 ? x : __umulhi(x, factor) >> shift;
+  }
 };
 
 // A grid of places n, y, x, numbered.
@@ -52,7 +54,8 @@ __global__ void __launch_bounds__(S::threads) half_gather_kernel(Gather<T> a, Gr
     grid.split(place < places ? place : 0, n, y, x);
     row[i] = place < places ? y * a.h.step + a.h.first : -(1 << 29);  // beyond any image
     column[i] = x * a.w.step + a.w.first;
-    pixel[i] = a.in + ((int64_t{n} * a.h.in_size + row[i]) * a.w.in_size + column[i]) * in_c + group * a.depth + piece * 8;
+    pixel[i] =
+        a.in + ((int64_t{n} * a.h.in_size + row[i]) * a.w.in_size + column[i]) * in_c + group * a.depth + piece * 8;
     if (place >= places) pixel[i] = a.in;
   }
 
@@ -86,8 +89,8 @@ __global__ void __launch_bounds__(S::threads) half_gather_kernel(Gather<T> a, Gr
 #pragma unroll
         for (int block = 0; block < S::width / 64; block++) {
           const bool in = d0 + line + 32 * i < depth && o0 + block * 64 + piece * 8 < width;
-          copy16(right + block * kBlockBytes + swizzled(line + 32 * i, piece), in ? from + i * next + block * 64 : a.weight,
-                 in);
+          copy16(right + block * kBlockBytes + swizzled(line + 32 * i, piece),
+                 in ? from + i * next + block * 64 : a.weight, in);
         }
       }
     }
@@ -132,7 +135,8 @@ __global__ void __launch_bounds__(S::threads) half_gather_kernel(Gather<T> a, Gr
       grid.split(place, n, y, x);
       const int64_t at = (int64_t{n} * a.h.out_size + y * a.h.out_step + a.h.out_first) * a.w.out_size +
                          x * a.w.out_step + a.w.out_first;
-      store_vector(a.out + (at * a.groups + group) * a.width + first_column + c, load_vector<T, 8>(mine + r * kPitch + c));
+      store_vector(a.out + (at * a.groups + group) * a.width + first_column + c,
+                   load_vector<T, 8>(mine + r * kPitch + c));
     }
     __syncwarp();
   }

@@ -27,7 +27,8 @@ inline void gather_block(const Gather<float>& a, int64_t group, int64_t o, const
           const int64_t row = y[t] * a.h.step + a.h.first + i * a.h.tap_step;
           const int64_t column = x[t] * a.w.step + a.w.first + j * a.w.tap_step;
           const bool inside = row >= 0 && row < a.h.in_size && column >= 0 && column < a.w.in_size;
-          from[t] = inside ? a.in + ((n[t] * a.h.in_size + row) * a.w.in_size + column) * in_c + group * a.depth : zeros;
+          from[t] =
+              inside ? a.in + ((n[t] * a.h.in_size + row) * a.w.in_size + column) * in_c + group * a.depth : zeros;
           any |= inside;
         }
         if (!any) continue;

@@ -14,7 +14,7 @@ def conv2d(
     dilation: tuple[int, int] = (1, 1),
     groups: int = 1,
 ) -> Tensor:
-    """out[n, k, p, q] = bias[k] + sum over c, r, s of x[n, c, p * stride - padding + r * dilation, ...] weight[k, c, r, s]."""
+    """The convolution of x [N, C, H, W] with weight [K, C / groups, R, S], as cog_rwkv_ops.conv2d defines it."""
     wide = x if x.dtype == torch.float64 else x.float()
     padded = pad(wide, (padding[1], padding[1], padding[0], padding[0])).unflatten(1, (groups, -1))
     w = weight.to(wide.dtype).unflatten(0, (groups, -1))

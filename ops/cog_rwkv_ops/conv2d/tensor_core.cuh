@@ -83,15 +83,18 @@ __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b
   }
 }
 
-// sum[i] += 64 terms of rows row + 64 i (+ 16 for each warp of four) of `left` times N rows of `right` from `column` on.
+// sum[i] += 64 terms of rows row + 64 i (+ 16 for each warp of four) of `left` times N rows of `right` from `column`
+// on.
 template <class T, int M, int N, bool left_wide, bool right_wide>
-__device__ __forceinline__ void multiply_mma(float (&sum)[M][N / 2], uint32_t left, int row, uint32_t right, int column) {
+__device__ __forceinline__ void multiply_mma(float (&sum)[M][N / 2], uint32_t left, int row, uint32_t right,
+                                             int column) {
   const int warp = threadIdx.x / 32 % 4;
 #pragma unroll
   for (int term = 0; term < kLine; term += 16) {
     uint32_t a[M][4];
 #pragma unroll
-    for (int i = 0; i < M; i++) load_matrices<left_wide>(a[i], matrices_at<left_wide>(left, row + 64 * i + 16 * warp, term));
+    for (int i = 0; i < M; i++)
+      load_matrices<left_wide>(a[i], matrices_at<left_wide>(left, row + 64 * i + 16 * warp, term));
 #pragma unroll
     for (int n = 0; n < N; n += 16) {
       uint32_t b[4];
@@ -115,29 +118,32 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
   return low | next_block << 16 | next_lines << 32 | uint64_t{1} << 62;
 }
 
-#define COG_RWKV_8(d, i) \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define COG_RWKV_8(d, i)                                                                                      \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
 #define COG_RWKV_32(d, i) COG_RWKV_8(d, i), COG_RWKV_8(d, i + 8), COG_RWKV_8(d, i + 16), COG_RWKV_8(d, i + 24)
-#define COG_RWKV_LIST32                                                                            \
+#define COG_RWKV_LIST32                                                                             \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
   "%26,%27,%28,%29,%30,%31"
-#define COG_RWKV_LIST64                                                                                \
-  COG_RWKV_LIST32                                                                                      \
+#define COG_RWKV_LIST64                                                                               \
+  COG_RWKV_LIST32                                                                                     \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
   "%56,%57,%58,%59,%60,%61,%62,%63"
 // The instruction for N = 64 and 128; "add to d" is a predicate.
-#define COG_RWKV_WGMMA_64(type)                                                                      \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %36, 0; "                                              \
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " COG_RWKV_LIST32        \
-               "}, %32, %33, p, 1, 1, %34, %35;}"                                                    \
-               : COG_RWKV_32(d, 0)                                                                   \
-               : "l"(a), "l"(b), "n"(int(left_wide)), "n"(int(right_wide)), "r"(1))
-#define COG_RWKV_WGMMA_128(type)                                                                     \
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %68, 0; "                                              \
-               "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " COG_RWKV_LIST64       \
-               "}, %64, %65, p, 1, 1, %66, %67;}"                                                    \
-               : COG_RWKV_32(d, 0), COG_RWKV_32(d, 32)                                               \
-               : "l"(a), "l"(b), "n"(int(left_wide)), "n"(int(right_wide)), "r"(1))
+#define COG_RWKV_WGMMA_64(type)                                                       \
+  asm volatile(                                                                       \
+      "{.reg .pred p; setp.ne.b32 p, %36, 0; "                                        \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " COG_RWKV_LIST32 \
+      "}, %32, %33, p, 1, 1, %34, %35;}"                                              \
+      : COG_RWKV_32(d, 0)                                                             \
+      : "l"(a), "l"(b), "n"(int(left_wide)), "n"(int(right_wide)), "r"(1))
+#define COG_RWKV_WGMMA_128(type)                                                       \
+  asm volatile(                                                                        \
+      "{.reg .pred p; setp.ne.b32 p, %68, 0; "                                         \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " COG_RWKV_LIST64 \
+      "}, %64, %65, p, 1, 1, %66, %67;}"                                               \
+      : COG_RWKV_32(d, 0), COG_RWKV_32(d, 32)                                          \
+      : "l"(a), "l"(b), "n"(int(left_wide)), "n"(int(right_wide)), "r"(1))
 
 // d += 16 terms of 64 rows times N rows, by the four warps of a warp group.
 template <class T, int N, bool left_wide, bool right_wide>
@@ -205,7 +211,8 @@ struct Shape {
 // Calls load(stage address, step) for each of `steps` steps of 64 terms, STAGES - 2 steps ahead, and adds up the
 // products of the tiles that it copied there: the left one, then the right one.
 template <class T, class S, int STAGES, bool left_wide, bool right_wide, bool hopper, class Load>
-__device__ __forceinline__ void multiply_steps(float (&sum)[S::M][S::N / 2], uint32_t shared, int steps, const Load& load) {
+__device__ __forceinline__ void multiply_steps(float (&sum)[S::M][S::N / 2], uint32_t shared, int steps,
+                                               const Load& load) {
   const int group = threadIdx.x / 128;
   const int row = S::ROWS == 2 ? group * 64 * S::M : 0, column = S::ROWS == 2 ? 0 : group * S::N;
   constexpr int ahead = STAGES - 2;

@@ -100,8 +100,6 @@ class Bank:
     wavelets: dict[tuple[int, int], Tensor]  # (scale, level) -> [L, height / 2^level, width / 2^level]
 
 
-
-
 @lru_cache(maxsize=8)
 def bank(size: tuple[int, int], scales: int, angles: int, dtype: torch.dtype, device: torch.device) -> Bank:
     """The filters for images of `size`, padded. Making them takes some tenths of a second; the last few are kept."""

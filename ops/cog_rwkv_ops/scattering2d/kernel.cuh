@@ -14,9 +14,8 @@ __device__ __forceinline__ int64_t mirrored(int64_t i, int64_t size, int64_t pad
 }
 
 template <class T>
-__global__ void __launch_bounds__(256)
-    pad_kernel(const T* __restrict__ x, T* __restrict__ out, int64_t planes, int64_t m_size, int64_t n_size,
-               int64_t height, int64_t width) {
+__global__ void __launch_bounds__(256) pad_kernel(const T* __restrict__ x, T* __restrict__ out, int64_t planes,
+                                                  int64_t m_size, int64_t n_size, int64_t height, int64_t width) {
   const int64_t total = planes * height * width, step = int64_t{256} * gridDim.x;
   for (int64_t i = blockIdx.x * int64_t{256} + threadIdx.x; i < total; i += step) {
     const int64_t row = i / width, p = row / height;
@@ -66,9 +65,8 @@ __device__ __forceinline__ Vector<T, 2> spectrum_at(const T* half, int64_t m, in
 
 // A thread computes one place of P planes and F filters, so that what it reads of either is used several times.
 template <int P, int F, class T>
-__global__ void __launch_bounds__(256)
-    filter_kernel(const T* __restrict__ spectrum, const T* __restrict__ filters, T* __restrict__ out, FilterSizes s,
-                  int64_t count) {
+__global__ void __launch_bounds__(256) filter_kernel(const T* __restrict__ spectrum, const T* __restrict__ filters,
+                                                     T* __restrict__ out, FilterSizes s, int64_t count) {
   const int64_t h = s.out_height(), w = s.out_width(), whole = s.height * s.width;
   const int64_t filter_groups = (s.filters + F - 1) / F;
   for (int64_t i = blockIdx.x * int64_t{256} + threadIdx.x; i < count; i += int64_t{256} * gridDim.x) {

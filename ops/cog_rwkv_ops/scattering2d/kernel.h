@@ -86,9 +86,9 @@ COG_RWKV_INLINE void modulus_range(const T* z, int64_t count, T* out) {
 template <class T>
 COG_RWKV_INLINE void low_plane(const T* u, const Line<T>& rows, const Line<T>& columns, T* out, T* buffer) {
   const int64_t h = rows.outputs(), w = columns.outputs(), width = columns.size;
-  T* along = buffer;                  // [h, W]
-  T* turned = buffer + h * width;     // [W, h]
-  T* sums = buffer + 2 * h * width;   // [h]
+  T* along = buffer;                 // [h, W]
+  T* turned = buffer + h * width;    // [W, h]
+  T* sums = buffer + 2 * h * width;  // [h]
   for (int64_t i = 0; i < h * width; i++) along[i] = 0;
   for (int64_t r = 0; r < h; r++) {
     int64_t m = ((r + 1) * rows.step + rows.size - rows.middle) % rows.size;

@@ -1,4 +1,4 @@
-"""The definition of `scattering2d`, in plain PyTorch: one path after the other, every product in the frequency domain."""
+"""The definition of `scattering2d`, in plain PyTorch: one path after the other, products in the frequency domain."""
 
 import torch
 from torch import Tensor

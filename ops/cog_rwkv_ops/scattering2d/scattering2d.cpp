@@ -144,7 +144,8 @@ Tensor low_adjoint_cpu(const Tensor& gradient, const Tensor& rows, const Tensor&
   const MaybeTensor signals = z ? MaybeTensor(as_contiguous(*z)) : z;
   const MaybeTensor other = more ? MaybeTensor(as_contiguous(*more)) : more;
   const int64_t h = gradient.size(1), w = gradient.size(2), size = height * width;
-  Tensor out = z ? empty_tensor(gradient, {s.planes, height, width, 2}) : empty_tensor(gradient, {s.planes, height, width});
+  Tensor out =
+      z ? empty_tensor(gradient, {s.planes, height, width, 2}) : empty_tensor(gradient, {s.planes, height, width});
   dispatch_float_or_double(gradient.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;
     const auto row_matrix = dense(line_of<T>(row_taps, row_middle, height, step));

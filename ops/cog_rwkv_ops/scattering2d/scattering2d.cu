@@ -125,8 +125,8 @@ Tensor low_cuda(const Tensor& signals, const Tensor& rows, const Tensor& columns
     const size_t bytes = work.shared(across, along) * sizeof(T);
     const auto launch_kernel = [&](auto kernel) {
       allow_shared(op, kernel, bytes, s.width);
-      kernel<<<blocks(work.blocks, 1), kThreads, bytes, launch.stream>>>(data<T>(in), across, along, mutable_data<T>(out),
-                                                                         s, work);
+      kernel<<<blocks(work.blocks, 1), kThreads, bytes, launch.stream>>>(data<T>(in), across, along,
+                                                                         mutable_data<T>(out), s, work);
     };
     complex ? launch_kernel(low_kernel<T, true>) : launch_kernel(low_kernel<T, false>);
     launch.check();

@@ -1,15 +1,15 @@
 // The parts of scattering2d: the checks of their arguments, the same on every device. float32 and float64.
 //
 //   pad             x [P, M, N] -> [P, H, W], mirrored about its borders
-//   filter          half of the spectrum of real planes [P, H, W/2+1, 2], filters [F, H, W] -> [P, F, H/step, W/step, 2]
-//   modulus         z [..., 2] -> [...]
-//   low             real [P, H, W] or the modulus of complex [P, H, W, 2] -> averages [P, H/step - 2, W/step - 2]
+//   filter          half of the spectrum of real planes [P, H, W/2+1, 2], filters [F, H, W] -> [P, F, H/step, W/step,
+//   2] modulus         z [..., 2] -> [...] low             real [P, H, W] or the modulus of complex [P, H, W, 2] ->
+//   averages [P, H/step - 2, W/step - 2]
 // and the adjoints of the linear ones.
 #pragma once
 
 #include <optional>
 
-#include "../csrc/check.h"
+#include "../csrc/beside.h"
 #include "../csrc/dtype.h"
 #include "../csrc/math.h"
 
@@ -30,11 +30,6 @@ void dispatch_float_or_double(ScalarType type, F&& f) {
 inline void check_planes(const char* op, const char* name, const Tensor& t) {
   check_float_or_double(op, name, t);
   check_dim(op, name, t, 3, "[P, H, W]");
-}
-
-inline void check_beside(const char* op, const char* name, const Tensor& t, const char* as_name, const Tensor& as) {
-  check_device(op, name, t, as_name, as);
-  check_same_dtype(op, name, t, as_name, as);
 }
 
 // One dimension of the padding: where its elements come from. At most as many are added at an end as there are.
@@ -123,8 +118,8 @@ inline LowSizes check_low(const Tensor& signals, const Tensor& rows, const Tenso
   return {signals.size(0), signals.size(1), signals.size(2), step};
 }
 
-inline LowSizes check_low_adjoint(const Tensor& gradient, const Tensor& rows, const Tensor& columns,
-                                  int64_t row_middle, int64_t column_middle, const LowSizes& s, const MaybeTensor& z,
+inline LowSizes check_low_adjoint(const Tensor& gradient, const Tensor& rows, const Tensor& columns, int64_t row_middle,
+                                  int64_t column_middle, const LowSizes& s, const MaybeTensor& z,
                                   const MaybeTensor& more) {
   constexpr const char* op = "scattering_low_adjoint";
   check_planes(op, "gradient", gradient);

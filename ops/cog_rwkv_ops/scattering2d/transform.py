@@ -113,7 +113,9 @@ class Transform:
         u1 = _modulus(z1)
         inner, scales = _spectrum(u1), self.deeper(j1)
         total = torch.zeros_like(u1)
-        for j2, part in zip(scales, gradient.reshape(len(u1), -1, *gradient.shape[2:]).chunk(len(scales), 1), strict=True):
+        for j2, part in zip(
+            scales, gradient.reshape(len(u1), -1, *gradient.shape[2:]).chunk(len(scales), 1), strict=True
+        ):
             filters, step = self.bank.wavelets[j2, j1], 2 ** (j2 - j1)
             z2 = _signals(inner, filters, step)
             g2 = self.low_adjoint(part.flatten(0, 1), j2, z2, None)

@@ -20,8 +20,9 @@ from model.stepper import Model
 from model.tiers import StateTiers
 
 SHARE = 0.5  # of the free memory, for a pool whose size was not asked for
-CACHE_SHARE = 0.25  # of what is still free then, for the prefix cache
-CACHE_MOST = 4096 * MIB
+CACHE_SHARE = 0.25  # of what is still free then, for the prefix cache, but no more than
+CACHE_MOST = 4096 * MIB  # on CUDA, and
+CPU_STATES = 16  # on the CPU, where a process that grows is a surprise
 
 log = get_logger()
 
@@ -87,12 +88,16 @@ def row_bytes(config: Config, dtype: torch.dtype) -> int:
 
 
 def open_cache(config: Config, settings: Settings, device: torch.device) -> PrefixCache | None:
-    """The prefix cache, in a part of the memory that is free once all else is there; None where it is turned off."""
-    spare = max(0, free_memory(device) - settings.reserve(device.type))
-    size = min(CACHE_MOST, int(spare * CACHE_SHARE)) if settings.prefix_cache is None else settings.prefix_cache * MIB
-    host = settings.prefix_cache_host * MIB if device.type == "cuda" else 0
-    if size < state_bytes(config, DTYPES[settings.state_dtype]):
+    """The prefix cache, in memory that is free once all else is there; None where it is turned off or finds no room."""
+    state = state_bytes(config, DTYPES[settings.state_dtype])
+    if settings.prefix_cache is not None:
+        size = settings.prefix_cache * MIB
+    else:
+        spare = max(0, free_memory(device) - settings.reserve(device.type))
+        size = min(CACHE_MOST if device.type == "cuda" else CPU_STATES * state, int(spare * CACHE_SHARE))
+    if size < state:
         return None
+    host = settings.prefix_cache_host * MIB if device.type == "cuda" else 0
     return PrefixCache(StateTiers(size, host, device), exact=device.type == "cpu")
 
 

@@ -135,3 +135,18 @@ def test_the_largest_step_leaves_nothing_behind(tmp_path: Path) -> None:
     pool_size.rehearse(Watched(mixed, 300), pool, sampler, 64)
     assert seen == [(68, 5)]
     assert sampler._params == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "states"),
+    [({}, 16), ({"prefix_cache": 1}, 15), ({"prefix_cache": 0}, None), ({"memory_reserve": 10**9}, None)],
+)
+def test_the_prefix_cache_is_as_large_as_set_or_small(settings: dict[str, int], states: int | None) -> None:
+    size = state_bytes(SMALL, torch.float32)
+    cache = pool_size.open_cache(SMALL, Settings(**settings), CPU)
+    assert (cache is None) == (states is None)
+    for n in range(40 if cache is not None else 0):
+        cache.put(str(n), StatePool(SMALL, 1).save(0), alone=True)
+    if cache is not None:
+        found = [n for n in range(40) if cache.find([str(n)], alone=True)]
+        assert found == list(range(40 - states, 40)), size

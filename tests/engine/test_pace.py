@@ -1,0 +1,113 @@
+"""A prompt of 50,000 tokens enters, and those who read their replies hardly notice."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from torch import Tensor
+
+from model.handle import Handle
+from model.sampling import SamplingParams
+from model.service import Service
+from model.settings import Settings
+from model.stepper import Flight
+from tests.engine.by_hand import ByHand
+from tests.stub_model import StubModel, StubPool
+
+LONG = 50000
+
+
+class Timed(StubModel):
+    """A device that takes the time that ``seconds(rows, tokens)`` says for a step, and takes one after the other."""
+
+    def __init__(self, seconds: Callable[[int, int], float]) -> None:
+        super().__init__(lambda ids: 1)
+        self.seconds, self.now, self.free = seconds, 0.0, 0.0
+        self.ends: deque[float] = deque()
+
+    def forward(self, ids: Tensor, pool: StubPool, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """As any other; it only begins here."""
+        self.free = max(self.free, self.now) + self.seconds(len(rows), len(ids))
+        self.ends.append(self.free)
+        return super().forward(ids, pool, rows, cu_seqlens)
+
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """In here the clock of the engine moves when it waits for a step, and only then."""
+        result = Flight.result
+
+        def wait(flight: Flight) -> list[int]:
+            self.now = max(self.now, self.ends.popleft())
+            return result(flight)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "monotonic", lambda: self.now)
+            patch.setattr(Flight, "result", wait)
+            yield
+
+
+def _gaps(handle: Handle, go_on: Callable[[], bool], turn: Callable[[], bool]) -> list[float]:
+    """Times between tokens, while turns are taken."""
+    times = []
+    while go_on():
+        turn()
+        times.append(handle.last_token or 0.0)
+    return [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
+
+
+def _p99(times: list[float]) -> float:
+    return sorted(times)[int(len(times) * 0.99)]
+
+
+def _gpu(rows: int, tokens: int) -> float:
+    return max(5e-3 + 1e-5 * rows, 3e-5 * tokens)
+
+
+def _cpu(rows: int, tokens: int) -> float:
+    return 1e-3 + 2e-4 * tokens
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("running", [1, 30])
+@pytest.mark.parametrize(("chunk", "grid", "seconds"), [(512, 16, _gpu), (64, 1, _cpu)], ids=["gpu", "cpu"])
+def test_by_the_clock_of_a_modelled_device(
+    chunk: int, grid: int, seconds: Callable[[int, int], float], running: int, ahead: int
+) -> None:
+    model = Timed(seconds)
+    engine = ByHand(model, rows=running + 1, chunk=chunk, grid=grid, ahead=ahead)
+    with model.clock():
+        replies = [engine.order([1], 10**9) for _ in range(running)]
+        turns = itertools.count()
+        idle = _gaps(replies[0], lambda: next(turns) < 200, engine.turn)
+        entering = engine.order([2] * LONG, 1)
+        gaps = _gaps(replies[0], lambda: entering.finish_reason is None and model.now < 6, engine.turn)
+    assert len(gaps) > 100
+    assert _p99(gaps) <= 2 * _p99(idle)
+    assert entering.prefill_tokens / sum(gaps) > 0.25 * chunk / seconds(1, chunk), "and it gets its share of the time"
+    engine.close()
+
+
+@pytest.mark.slow
+def test_with_the_embedded_weights() -> None:
+    service = Service.build(Settings(device="cpu", prefix_cache=0))
+    engine = service.engine
+    try:
+        running = engine.submit([0, 5], SamplingParams(seed=1), 60000)
+        idle = _arrivals(running, time.monotonic() + 10)
+        entering = engine.submit([0, *(5 + n % 2000 for n in range(LONG - 1))], SamplingParams(seed=2), 1)
+        gaps = _arrivals(running, time.monotonic() + 40)
+        assert entering.prefill_tokens > 2000
+        assert _p99(gaps) <= 2 * _p99(idle)
+    finally:
+        engine.close()
+
+
+def _arrivals(handle: Handle, until: float) -> list[float]:
+    times = []
+    while time.monotonic() < until and handle.take():
+        times.append(time.monotonic())
+    assert handle.finish_reason is None
+    return [later - earlier for earlier, later in itertools.pairwise(times)]

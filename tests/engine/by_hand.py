@@ -9,17 +9,17 @@ from model.engine import Engine
 from model.handle import Handle
 from model.sampling import Sampler, SamplingParams
 from model.state import SavedState
-from tests.stub_model import StubModel, StubPool
+from tests.stub_model import StubPool
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
 class ByHand(Engine):
-    """Over a stub model. ``turn()`` is one round of what the engine's thread does for ever."""
+    """``turn()`` is one round of what the engine's thread does for ever. The pool is a stub's, if none is given."""
 
-    def __init__(self, model: StubModel, rows: int = 4, chunk: int = 8, **parameters: Any) -> None:
+    def __init__(self, model: Any, rows: int = 4, chunk: int = 8, pool: Any = None, **parameters: Any) -> None:
         self._end_of_test = threading.Event()
-        self.model, self.pool = model, StubPool(rows)
+        self.model, self.pool = model, pool or StubPool(rows)
         self.sampler = Sampler(model.vocab_size, rows, "cpu", torch.ones(model.vocab_size, dtype=torch.bool))
         super().__init__(model, self.sampler, self.pool, chunk, **parameters)
 

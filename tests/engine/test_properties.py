@@ -1,20 +1,28 @@
 """What holds for any requests in any order: each ends once, rows are nobody else's, order is fair, budgets hold."""
 
 import itertools
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model import checkpoint
 from model.engine import QueueFullError
 from model.handle import FinishReason, Handle
 from model.prefix_cache import PrefixCache
+from model.rwkv7 import RWKV7
+from model.sampling import SamplingParams
 from model.scheduler import Part, Sequence
+from model.state import StatePool
 from model.stepper import Flight
+from tests import tiny
 from tests.engine.by_hand import GREEDY, ByHand, DictStore
 from tests.stub_model import StubModel, mixed, reply_of
 
@@ -219,8 +227,7 @@ def test_who_is_cancelled_is_gone_at_the_next_turn(orders: list[Order], machine:
 @few
 @given(orders=_orders(ids=2, length=90), machine=machines, most=st.integers(1, 30), exact=st.booleans())
 def test_cached_prefixes_change_nothing(orders: list[Order], machine: dict[str, int], most: int, exact: bool) -> None:
-    cache = PrefixCache(DictStore(most), exact)
-    with _engine(machine, cache=cache) as engine:
+    with _engine(machine, cache=PrefixCache(DictStore(most), exact)) as engine:
         for one, handle in zip(orders, _play(engine, orders), strict=True):
             assert handle is not None
             _check(one, handle)
@@ -255,3 +262,49 @@ def test_errors_that_show_late_end_no_more_than_one_request_each(
             else:
                 _check(one, handle)
         assert failed <= engine.counters()["steps_failed"] <= len(late)
+
+
+@cache
+def _real() -> RWKV7:
+    with tempfile.TemporaryDirectory() as folder:
+        path = tiny.write(tiny.Shape(vocab=300), Path(folder) / "tiny.safetensors")
+        return RWKV7.load(checkpoint.load(str(path)), "cpu", progress=False)
+
+
+@cache
+def _alone(ids: tuple[int, ...], max_tokens: int, seed: int) -> list[int]:
+    engine = ByHand(_real(), 1, 64, StatePool(_real().config, 1))
+    handle = engine.submit(ids, _drawn(seed), max_tokens)
+    engine.run()
+    engine.close()
+    return list(handle)
+
+
+def _drawn(seed: int) -> SamplingParams:
+    return SamplingParams(seed=seed, temperature=1.5, presence_penalty=0.3 * (seed % 2), top_k=40 * (seed % 3))
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(
+    orders=st.lists(
+        st.tuples(st.lists(st.integers(1, 2), min_size=1, max_size=50), st.integers(0, 20)), min_size=2, max_size=6
+    ),
+    machine=machines,
+    cached=st.booleans(),
+)
+def test_a_real_model_gives_each_its_own_reply_bit_for_bit(
+    orders: list[tuple[list[int], int]], machine: dict[str, int], cached: bool
+) -> None:
+    """With a seed, whatever the row, the neighbours, the cuts and the order of arrival: as the CPU promises."""
+    pool = StatePool(_real().config, machine["rows"])
+    engine = ByHand(_real(), pool=pool, cache=PrefixCache(DictStore(), exact=True) if cached else None, **machine)
+    handles = []
+    for n, (ids, at) in enumerate(sorted(orders, key=lambda one: one[1])):
+        for _ in range(at // (n + 1)):
+            engine.turn()
+        handles.append((ids, n, engine.submit(ids, _drawn(n), 6)))
+    engine.run()
+    assert engine.clean()
+    engine.close()
+    for ids, n, handle in handles:
+        assert list(handle) == _alone(tuple(ids), 6, n)

@@ -87,9 +87,13 @@ def row_bytes(config: Config, dtype: torch.dtype) -> int:
     return state_bytes(config, dtype) + 4 * config.vocab
 
 
-def open_cache(config: Config, settings: Settings, device: torch.device) -> PrefixCache | None:
-    """The prefix cache, in memory that is free once all else is there; None where it is turned off or finds no room."""
-    state = state_bytes(config, DTYPES[settings.state_dtype])
+def open_cache(settings: Settings, pool: StatePool) -> PrefixCache | None:
+    """The prefix cache for states of ``pool``, in memory that is free once all else is there.
+
+    None where it is turned off or finds no room.
+    """
+    device, first = pool.wkv.device, pool.save(0)
+    state = first.wkv.nbytes + first.shift.nbytes
     if settings.prefix_cache is not None:
         size = settings.prefix_cache * MIB
     else:
@@ -98,7 +102,9 @@ def open_cache(config: Config, settings: Settings, device: torch.device) -> Pref
     if size < state:
         return None
     host = settings.prefix_cache_host * MIB if device.type == "cuda" else 0
-    return PrefixCache(StateTiers(size, host, device), exact=device.type == "cpu")
+    tiers = StateTiers(size, host, device)
+    tiers.to_host(first)  # pins what there is to pin now, for later it would stop the device
+    return PrefixCache(tiers, exact=device.type == "cpu")
 
 
 @torch.inference_mode()

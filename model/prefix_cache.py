@@ -20,6 +20,9 @@ DENSE = 4  # of the chunks of a prompt, the distance between kept states grows t
 class Store(Protocol):
     """What the states are kept in, as StateTiers: it may forget any of them at any time."""
 
+    def __contains__(self, key: str) -> bool:
+        """Whether it is there now; not a use of it."""
+
     def put(self, key: str, state: SavedState) -> None:
         """Keep ``state``, in place of any other under ``key``."""
 
@@ -55,10 +58,9 @@ class PrefixCache:
     def find(self, keys: Ids[str], alone: bool) -> Found | None:
         """The longest of the prefixes ``keys`` whose state is known. ``alone``: made on an idle server only."""
         for chunks in range(len(keys), 0, -1):
-            for made_alone in (True, False):
-                if (made_alone or not (alone or self._exact)) and (
-                    state := self._store.get(_name(keys[chunks - 1], made_alone))
-                ):
+            for made_alone in (True,) if alone or self._exact else (True, False):
+                name = _name(keys[chunks - 1], made_alone)
+                if name in self._store and (state := self._store.get(name)) is not None:
                     return Found(chunks, state, made_alone)
         return None
 

@@ -53,7 +53,7 @@ class Service:
         engine = Engine(
             model, sampler, pool, settings.chunk(device.type),
             grid=settings.grid(device.type), max_queue=settings.max_queue,
-            cache=open_cache(found.config, settings, device),
+            cache=open_cache(settings, pool),
         )  # fmt: skip
         sessions = open_sessions(settings, device, origin(found, model, settings))
         service = cls(engine, tokenizer, settings, sessions)

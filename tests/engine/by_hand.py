@@ -67,6 +67,10 @@ class DictStore:
         self.states: dict[str, SavedState] = {}
         self.most = most
 
+    def __contains__(self, key: str) -> bool:
+        """As Store."""
+        return key in self.states
+
     def put(self, key: str, state: SavedState) -> None:
         """As Store."""
         self.states.pop(key, None)

@@ -143,7 +143,7 @@ def test_the_largest_step_leaves_nothing_behind(tmp_path: Path) -> None:
 )
 def test_the_prefix_cache_is_as_large_as_set_or_small(settings: dict[str, int], states: int | None) -> None:
     size = state_bytes(SMALL, torch.float32)
-    cache = pool_size.open_cache(SMALL, Settings(**settings), CPU)
+    cache = pool_size.open_cache(Settings(**settings), StatePool(SMALL, 1))
     assert (cache is None) == (states is None)
     for n in range(40 if cache is not None else 0):
         cache.put(str(n), StatePool(SMALL, 1).save(0), alone=True)

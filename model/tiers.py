@@ -1,4 +1,4 @@
-"""States by key in two tiers: memory of the device and of the host. What is used least recently goes down."""
+"""States by key in two tiers, memory of the device and of the host. What is used least recently goes down."""
 
 import contextlib
 import threading

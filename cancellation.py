@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from cog import CancelationException
+
 T = TypeVar("T")
 
 
@@ -50,6 +52,14 @@ class _Future(concurrent.futures.Future[Any]):
         self.cancellation.cancel()
         return super().cancel()
 
+    def result(self, timeout: float | None = None) -> Any:
+        """As ever, but what Cog throws into a thread that waits here is a cancellation as well."""
+        try:
+            return super().result(timeout)
+        except CancelationException:
+            self.cancel()
+            raise concurrent.futures.CancelledError from None
+
 
 _current: contextvars.ContextVar[Cancellation] = contextvars.ContextVar("cancellation")
 _original = asyncio.run_coroutine_threadsafe
@@ -72,7 +82,12 @@ def _submit(coro: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> co
         _current.set(cancellation)
         return await coro
 
-    future = _original(with_cancellation(), loop)
+    try:
+        future = _original(with_cancellation(), loop)
+    except CancelationException:  # too early for a future: Cog throws it into this thread, wherever that is
+        cancellation.cancel()
+        future = concurrent.futures.Future()
+        future.cancel()
     # The class is all that differs. Setting an attribute ``cancel`` instead would make a cycle of references, and the
     # finished reply would stay in memory until the garbage collector comes round.
     future.__class__ = _Future

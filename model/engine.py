@@ -66,7 +66,10 @@ class Engine:
         self._capacity = None if max_queue is None else pool.rows + max_queue
         self._rows = pool.rows
         self._stalled_after = stalled_after
-        self._work = threading.Condition()
+        # Cog throws exceptions into the threads of predictions that it cancels. ``with`` is safe from them on a lock of
+        # the interpreter itself, but not on a condition, whose lock would never be given back (test_interrupts.py).
+        self._lock = threading.RLock()
+        self._work = threading.Condition(self._lock)
         self._inbox: list[Sequence] = []
         self._held = 0  # sequences in the engine
         self._stopping = False
@@ -134,7 +137,7 @@ class Engine:
 
     def close(self) -> None:
         """End all replies and the thread."""
-        with self._work:
+        with self._lock:
             self._stopping = True
             self._work.notify()
         self._thread.join()
@@ -146,8 +149,8 @@ class Engine:
         if self._cache is not None and sequence.start is None:
             sequence.keys = prefix_keys(ids, self._scheduler.chunk)
         sequence.handle.submitted = time.monotonic()
-        with self._work:
-            if self._stopping or not self._thread.is_alive():
+        with self._lock:
+            if self._stopping:
                 raise EngineError(f"the engine has stopped{self._because()}")
             if self._capacity is not None and self._held >= self._capacity and sequence.max_tokens:
                 self._counters.requests["refused"] += 1
@@ -174,15 +177,16 @@ class Engine:
             self._last_error = _describe(error)
             raise
         finally:
-            with self._work:
+            with self._lock:
                 self._stopping = True
                 for sequence in self._inbox + self._scheduler.everything():
                     sequence.handle.finish("error", f"the engine has stopped{self._because()}")
 
     def _collect(self) -> bool:
         """Move new requests to the scheduler; waits where there is nothing to do. False once the engine is to stop."""
-        with self._work:
-            self._work.wait_for(lambda: self._inbox or len(self._scheduler) or self._flights or self._stopping)
+        with self._lock:
+            while not (self._inbox or len(self._scheduler) or self._flights or self._stopping):
+                self._work.wait(1.0)  # a thread that was thrown an exception may have queued, and not notified
             for sequence in self._inbox:
                 self._scheduler.add(sequence)
             self._inbox.clear()
@@ -305,7 +309,7 @@ class Engine:
             self._counters.requests[str(sequence.handle.finish_reason or reason)] += 1
         else:
             self._counters.reads += 1
-        with self._work:
+        with self._lock:
             self._held -= 1
 
 

@@ -24,7 +24,8 @@ class Handle:
         self.admitted: float | None = None
         self.first_token: float | None = None
         self.last_token: float | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken itself, and not through the condition: see engine.py
+        self._changed = threading.Condition(self._lock)
         self._ids: list[int] = []
         self._wanted = False
 
@@ -34,7 +35,7 @@ class Handle:
         It waits for ``pause`` seconds first, unless the reply ends sooner, so that a reader wakes up once for a group
         of ids and not for each of them.
         """
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self.finish_reason, pause)
             self._wanted = True
             self._changed.wait_for(lambda: self._ids or self.finish_reason)
@@ -53,7 +54,7 @@ class Handle:
 
     def put(self, token: int) -> None:
         """For the engine: add a drawn id. Ignored once the reply has ended."""
-        with self._changed:
+        with self._lock:
             if self.finish_reason is None:
                 self.last_token = time.monotonic()
                 self.first_token = self.first_token or self.last_token
@@ -64,7 +65,7 @@ class Handle:
 
     def finish(self, reason: FinishReason, error: str | None = None) -> None:
         """End the reply. The first reason counts; a cancelled reader gets no more ids."""
-        with self._changed:
+        with self._lock:
             if self.finish_reason is None:
                 self.finish_reason, self.error = reason, error
                 if reason == "cancelled":

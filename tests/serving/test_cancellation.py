@@ -1,12 +1,17 @@
 """The hook in cancellation.py, without a server."""
 
 import asyncio
+import concurrent.futures
+import ctypes
 import gc
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import pytest
+from cog import CancelationException
 
 import cancellation
 
@@ -90,3 +95,41 @@ def test_a_finished_result_is_not_kept(loop: asyncio.AbstractEventLoop) -> None:
         assert kept() is None
     finally:
         gc.enable()
+
+
+def test_an_exception_thrown_while_it_waits_is_a_cancellation(loop: asyncio.AbstractEventLoop) -> None:
+    """Cog's way where it knows of no future yet: it may arrive later than that."""
+    calls: list[str] = []
+
+    async def long() -> None:
+        cancellation.current().then(lambda: calls.append("cancelled"))
+        await asyncio.sleep(60)
+
+    future, found = asyncio.run_coroutine_threadsafe(long(), loop), []
+
+    def wait() -> None:
+        try:
+            future.result(0.5)
+        except BaseException as error:
+            found.append(type(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.1)
+    thrown = ctypes.py_object(CancelationException)
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(waiting.ident or 0), thrown) == 1
+    waiting.join()
+    assert found == [concurrent.futures.CancelledError] and calls == ["cancelled"]
+
+
+def test_an_exception_thrown_while_it_begins_is_a_cancellation(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def thrown(coro: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
+        coro.close()
+        raise CancelationException
+
+    monkeypatch.setattr(cancellation, "_original", thrown)
+    coro = _current()
+    assert asyncio.run_coroutine_threadsafe(coro, loop).cancelled()
+    coro.close()

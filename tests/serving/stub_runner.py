@@ -3,6 +3,8 @@
 {"say": "text"} or {"ids": [1, 2]}: the reply. {"words": 300}: that many different words. {"delay": 0.1}: seconds before
 each token. {"trace": "path"}: a file that gets a line with the time (``time.monotonic()``) at which each step for this
 order begins. {"fail": "error" | "oom" | "nan" | "exit" | "hang", "at": 5}: what happens instead of token 5.
+{"stage": "sampling"}: an exception at this stage of the reply (stages.py). STUB_CLOCK_JUMPS=1: the clock on the wall
+jumps by up to a day, back or forth, whenever somebody looks.
 With sessions the last part of the context that begins with "\\x1e" counts, without that character.
 Any other prompt gets printable characters that depend on its length and its end.
 """
@@ -10,6 +12,7 @@ Any other prompt gets printable characters that depend on its length and its end
 import functools
 import json
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from model.service import Service
 from model.settings import Settings
 from model.tokenizer import Tokenizer
 from predict import Runner as Product
+from tests.serving import stages
 from tests.serving.orders import words
 from tests.stub_model import StubModel, StubStatePool, mixed
 
@@ -40,12 +44,14 @@ class Runner(Product):
         model = StubModel(Script(tokenizer), VOCAB, delay=float(os.environ.get("STUB_DELAY", "0.0005")))
         rows = settings.rows("cpu")
         sampler = Sampler(VOCAB, rows, model.device, tokenizer.allowed(VOCAB))
+        if "STUB_CLOCK_JUMPS" in os.environ:
+            _let_the_clock_jump()
         stalled_after = float(os.environ.get("STUB_STALLED_AFTER", "30"))
-        engine = Engine(
-            model, sampler, StubStatePool(rows), settings.chunk("cpu"), stalled_after, max_queue=settings.max_queue
-        )
+        pool = StubStatePool(rows)
+        engine = Engine(model, sampler, pool, settings.chunk("cpu"), stalled_after, max_queue=settings.max_queue)
         self.service = Service(engine, tokenizer, settings)
         self.service.warm_up()
+        stages.install(self.service, sampler, pool)
 
 
 class Script:
@@ -67,6 +73,8 @@ class Script:
                 trace.write(f"{time.monotonic()}\n")
         time.sleep(order.get("delay", 0))
         drawn = len(ids) - prompt
+        if drawn in (0, 3) and "stage" in order:
+            stages.raise_at("step" if drawn else "prefill", json.dumps(order))
         if drawn == order.get("at"):
             return _fault(order["fail"])
         reply = order.get("ids") or self._encode(order.get("say") or words(order.get("words", 1)))
@@ -85,6 +93,11 @@ class Script:
                 except ValueError:
                     continue
         return None, 0
+
+
+def _let_the_clock_jump() -> None:
+    clock = time.time
+    time.time = lambda: clock() + random.uniform(-86400, 86400)
 
 
 def _fault(kind: str) -> int:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+import cog_rwkv_ops as ops
+
 
 class Weights:
     """Hands out the tensors of a checkpoint (published names and shapes) on ``device``, with progress.
@@ -50,6 +52,14 @@ class Weights:
     def matrix_t(self, name: str) -> Tensor:
         """The transposed tensor, row-major."""
         return self._place(self._take(name).to(self.device).t())
+
+    def product(self, name: str) -> Tensor:
+        """A matrix [out, in] that is only ever multiplied by: on the CPU packed, where it is bfloat16 and can be."""
+        matrix = self._take(name).to(self.device, self._dtype)
+        if matrix.device.type == "cpu" and matrix.dtype == torch.bfloat16 and matrix.shape[1] % 128 == 0:
+            matrix = matrix if (packed := ops.pack_bfloat16(matrix)) is None else packed
+            return self._memory.empty(matrix.shape, matrix.dtype).copy_(matrix)
+        return self._place(matrix)
 
     def low_rank(self, down: str, up: str) -> tuple[Tensor, Tensor]:
         """The pair of a low-rank projection, published as x @ down @ up, as (down^T [rank, in], up^T [out, rank])."""

@@ -73,8 +73,8 @@ def cuda_problem() -> str | None:
     return None if HAS_CUDA else CPU_ONLY
 
 
-def operator(name: str) -> OpOverload:
-    """The compiled operator torch.ops.cog_rwkv.<name>.
+def operator(name: str, cuda: bool = True) -> OpOverload:
+    """The compiled operator torch.ops.cog_rwkv.<name>; `cuda`: whether it has a CUDA kernel.
 
     Raises:
         LibraryError: the loaded library is older than this Python code and lacks the operator.
@@ -83,9 +83,9 @@ def operator(name: str) -> OpOverload:
         found: OpOverload = getattr(torch.ops.cog_rwkv, name).default
     except AttributeError:
         raise LibraryError(f"the library in {FOLDER} lacks the operator {name}: rebuild it with: {BUILD}") from None
-    if HAS_CUDA and not torch._C._dispatch_has_kernel_for_dispatch_key(f"cog_rwkv::{name}", "CUDA"):
+    if cuda and HAS_CUDA and not torch._C._dispatch_has_kernel_for_dispatch_key(f"cog_rwkv::{name}", "CUDA"):
         raise LibraryError(f"_cuda.abi3.so in {FOLDER} lacks the operator {name}: rebuild it with: {BUILD}")
-    if torch.version.cuda and not HAS_CUDA:
+    if cuda and torch.version.cuda and not HAS_CUDA:
         torch.library.impl(f"cog_rwkv::{name}", "cuda")(_no_cuda)
     return found
 

@@ -1,4 +1,4 @@
-// out[n][m] = bias[m] + sum over k of weight[m][k] * x[n][k], for a range of m and n. Read by each_cpu.h.
+// out[n][m] = f(bias[m] + sum over k of weight[m][k] * x[n][k]), for a range of m and n. Read by each_cpu.h.
 //
 // Every sum has one order, whatever the range: lane i of a V takes the terms k = i, i + 16, i + 32, ... one after the
 // other, and sum() adds the lanes. So a result depends neither on the number of rows of x nor on the threads.
@@ -44,6 +44,17 @@ COG_RWKV_INLINE void matmul_sums(const V* lanes, float* sums) {
   }
 }
 
+// sums[t * R + r] and the bias, to row n + t and column m + r of the result.
+template <int R, int T>
+COG_RWKV_INLINE void matmul_store(const MatmulArgs& a, const float* sums, int64_t m, int64_t n) {
+  for (int t = 0; t < T; ++t) {
+    float* out = a.out + (n + t) * a.m_size + m;
+    for (int r = 0; r < R; ++r) {
+      out[r] = a.bias == nullptr ? sums[t * R + r] : sums[t * R + r] + a.bias[m + r];
+    }
+  }
+}
+
 // R rows from m on, T rows of x from n on. `weight` is the row m, in its own type or widened.
 template <int R, int T, bool fetch, class W>
 COG_RWKV_INLINE void matmul_block(const MatmulArgs& a, const W* weight, int64_t m, int64_t n) {
@@ -54,12 +65,7 @@ COG_RWKV_INLINE void matmul_block(const MatmulArgs& a, const W* weight, int64_t 
     matmul_tile<step, T, fetch>(weight + r * a.k_size, a.x + n * a.k_size, a.k_size, lanes + r);
   }
   matmul_sums<R * T>(lanes, sums);
-  for (int t = 0; t < T; ++t) {
-    float* out = a.out + (n + t) * a.m_size + m;
-    for (int r = 0; r < R; ++r) {
-      out[r] = a.bias == nullptr ? sums[t * R + r] : sums[t * R + r] + a.bias[m + r];
-    }
-  }
+  matmul_store<R, T>(a, sums, m, n);
 }
 
 // `rows` rows from m on, T rows of x from n on.
@@ -87,10 +93,14 @@ void matmul_panel(const MatmulArgs& a, const W* weight, int64_t m, int64_t rows,
   for (; n < n1; ++n) matmul_columns<1, fetch>(a, weight, m, rows, n);
 }
 
-// Rows m0 to m1 of `matrix` against rows n0 to n1 of x. `panel` has room for 8 rows of floats.
+// How many rows of the weight are taken at a time, for n rows of x. Where there are many it pays to widen 8 rows once
+// and keep them in the nearest cache.
+constexpr int64_t kManyRows = 16;
+
 template <class W>
-void matmul_range(const MatmulArgs& a, const W* matrix, int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* panel) {
-  const bool many = n1 - n0 >= 16;  // then it pays to widen a few rows once and keep them in the nearest cache
+COG_RWKV_INLINE void matmul_rows(const MatmulArgs& a, const W* matrix, int64_t m0, int64_t m1, int64_t n0, int64_t n1,
+                                 float* panel) {
+  const bool many = n1 - n0 >= kManyRows;
   const int64_t step = many ? 8 : n1 - n0 == 1 ? m1 - m0 : 16;
   for (int64_t m = m0; m < m1; m += step) {
     const int64_t rows = m1 - m < step ? m1 - m : step;
@@ -103,4 +113,93 @@ void matmul_range(const MatmulArgs& a, const W* matrix, int64_t m0, int64_t m1, 
     for (int64_t i = 0; i < size; i += 16) store_upto(panel + i, load_upto(weight + i, size - i), size - i);
     matmul_panel<false>(a, panel, m, rows, n0, n1);
   }
+}
+
+// Block b of a row of packed_weight.h as floats.
+inline void unpack_block(const uint8_t* row, const PackedTail& tail, int64_t b, float* out) {
+  const PackedBlock block(row + b * kPackedBlockBytes, tail.base);
+  for (int i = 0; i < 8; ++i) store(out + 16 * i, block.part(i));
+  for (int i = 0; i < tail.patches; ++i) {
+    const int64_t at = tail.patch[i].index - b * kPackedBlock;
+    const uint32_t bits = static_cast<uint32_t>(tail.patch[i].bits) << 16;
+    if (at >= 0 && at < kPackedBlock) memcpy(out + at, &bits, sizeof(bits));
+  }
+}
+
+inline void unpack_row(const uint8_t* row, int64_t k_size, float* out) {
+  PackedTail tail;
+  memcpy(&tail, row + k_size / kPackedBlock * kPackedBlockBytes, sizeof(tail));
+  for (int64_t b = 0; b * kPackedBlock < k_size; ++b) unpack_block(row, tail, b, out + b * kPackedBlock);
+}
+
+// The lanes of the sums for R packed rows and one row of x.
+template <int R>
+COG_RWKV_INLINE void packed_tile(const uint8_t* matrix, int64_t row_bytes, const float* x, int64_t k_size, V* lanes) {
+  constexpr int64_t kAhead = 16384;  // bytes further on that are fetched into the cache meanwhile
+  PackedTail tails[R];
+  for (int r = 0; r < R; ++r) {
+    memcpy(&tails[r], matrix + (r + 1) * row_bytes - sizeof(PackedTail), sizeof(PackedTail));
+    lanes[r] = splat(0.0f);
+  }
+  for (int64_t b = 0; b * kPackedBlock < k_size; ++b) {
+    for (int r = 0; r < R; ++r) {
+      const uint8_t* row = matrix + r * row_bytes;
+      const float* xs = x + b * kPackedBlock;
+      for (int i = 0; i < 3; ++i) __builtin_prefetch(row + b * kPackedBlockBytes + 64 * i + kAhead, 0, 2);
+      V total = lanes[r];
+      if (tails[r].blocks >> (b % 16) & 1) {
+        float weights[kPackedBlock];
+        unpack_block(row, tails[r], b, weights);
+        for (int i = 0; i < 8; ++i) total = fma(load(weights + 16 * i), load(xs + 16 * i), total);
+      } else {
+        const PackedBlock block(row + b * kPackedBlockBytes, tails[r].base);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) total = fma(block.part(i), load(xs + 16 * i), total);
+      }
+      lanes[r] = total;
+    }
+  }
+}
+
+// The same sums as for rows that are not packed. For several rows of x the weight is unpacked first, 8 rows at a time.
+COG_RWKV_INLINE void matmul_packed(const MatmulArgs& a, const uint8_t* matrix, int64_t m0, int64_t m1, int64_t n0,
+                                   int64_t n1, float* panel) {
+  const int64_t row_bytes = a.k_size / kPackedBlock * kPackedBlockBytes + static_cast<int64_t>(sizeof(PackedTail));
+  int64_t m = m0;
+  for (; n1 - n0 == 1 && m + 16 <= m1; m += 16) {
+    V lanes[16];
+    float sums[16];
+    for (int r = 0; r < 16; r += 8) {
+      packed_tile<8>(matrix + (m + r) * row_bytes, row_bytes, a.x + n0 * a.k_size, a.k_size, lanes + r);
+    }
+    matmul_sums<16>(lanes, sums);
+    matmul_store<16, 1>(a, sums, m, n0);
+  }
+  for (; m < m1; m += 8) {
+    const int64_t rows = m1 - m < 8 ? m1 - m : 8;
+    for (int64_t r = 0; r < rows; ++r) unpack_row(matrix + (m + r) * row_bytes, a.k_size, panel + r * a.k_size);
+    matmul_panel<false>(a, panel, m, rows, n0, n1);
+  }
+}
+
+COG_RWKV_INLINE void activate(const MatmulArgs& a, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+  for (int64_t n = n0; n < n1; ++n) {
+    for (int64_t m = m0; m < m1; m += 16) {
+      float* out = a.out + n * a.m_size + m;
+      const V y = load_upto(out, m1 - m);
+      store_upto(out, a.activation == Activation::tanh ? tanh(y) : sigmoid(y), m1 - m);
+    }
+  }
+}
+
+// Rows m0 to m1 of `matrix` against rows n0 to n1 of x. `panel` has room for 8 rows of floats.
+template <class W>
+void matmul_range(const MatmulArgs& a, const void* matrix, int64_t m0, int64_t m1, int64_t n0, int64_t n1,
+                  float* panel) {
+  if constexpr (sizeof(W) == 1) {
+    matmul_packed(a, static_cast<const uint8_t*>(matrix), m0, m1, n0, n1, panel);
+  } else {
+    matmul_rows(a, static_cast<const W*>(matrix), m0, m1, n0, n1, panel);
+  }
+  if (a.activation != Activation::none) activate(a, m0, m1, n0, n1);
 }

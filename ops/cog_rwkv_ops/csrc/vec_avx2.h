@@ -70,3 +70,23 @@ COG_RWKV_INLINE V sum16(const V* a) {
   for (int i = 0; i < 16; ++i) sums[i] = sum(a[i]);
   return load(sums);
 }
+
+struct PackedBlock {
+  const uint8_t* block;
+  __m256i exponents;
+  COG_RWKV_INLINE PackedBlock(const uint8_t* from, uint32_t base) : block(from) {
+    const __m256i steps = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    exponents = _mm256_slli_epi32(_mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(base)), steps), 24);
+  }
+  COG_RWKV_INLINE __m256 half(int i, int lane) const {
+    const auto words = [&](int at) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + at + 4 * lane));
+    };
+    const __m256i code = _mm256_srli_epi32(words(128), 4 * i), shifted = _mm256_srli_epi32(words(64 * (i / 4)), 8 * (i % 4));
+    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(8)), 28);
+    const __m256i low = _mm256_slli_epi32(_mm256_and_si256(shifted, _mm256_set1_epi32(0xff)), 16);
+    const __m256i high = _mm256_or_si256(sign, _mm256_permutevar8x32_epi32(exponents, code));
+    return _mm256_castsi256_ps(_mm256_or_si256(high, low));
+  }
+  COG_RWKV_INLINE V part(int i) const { return {half(i, 0), half(i, 8)}; }
+};

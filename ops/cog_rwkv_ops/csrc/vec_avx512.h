@@ -65,3 +65,20 @@ COG_RWKV_INLINE V sum16(const V* a) {
   }
   return {_mm512_add_ps(_mm512_shuffle_ps(d[0], d[1], 0x88), _mm512_shuffle_ps(d[0], d[1], 0xdd))};
 }
+
+struct PackedBlock {
+  __m512i low[2], codes, high;
+  COG_RWKV_INLINE PackedBlock(const uint8_t* block, uint32_t base) {
+    const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 128, 129, 130, 131, 132, 133, 134, 135);
+    low[0] = _mm512_loadu_si512(block), low[1] = _mm512_loadu_si512(block + 64);
+    codes = _mm512_loadu_si512(block + 128);
+    high = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(base << 24)), _mm512_slli_epi32(steps, 24));
+  }
+  COG_RWKV_INLINE V part(int i) const {
+    const int shift = 8 * (i % 4) - 16;
+    const __m512i byte = shift < 0 ? _mm512_slli_epi32(low[i / 4], -shift) : _mm512_srli_epi32(low[i / 4], shift);
+    const __m512i found = _mm512_permutexvar_epi32(_mm512_srli_epi32(codes, 4 * i), high);
+    // found | (byte & mask)
+    return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(found, byte, _mm512_set1_epi32(0xff0000), 0xf8))};
+  }
+};

@@ -6,6 +6,7 @@
 //   where_less(a, b, yes, no), nearest(a), power_of_two(n) for integers n in [-126, 127]
 //   sum(a)                 of the lanes, in a fixed tree: i and i + 8, i and i + 4, i and i + 2, i and i + 1
 //   sum16(a)               of 16 V at once, the same tree
+//   PackedBlock(block, base).part(i)  weights 16 i to 16 i + 15 of a block of packed_weight.h, i from 0 to 7
 
 typedef float Four __attribute__((vector_size(16)));
 typedef int32_t FourBits __attribute__((vector_size(16)));
@@ -91,3 +92,20 @@ COG_RWKV_INLINE V sum16(const V* a) {
   for (int i = 0; i < 16; ++i) sums[i] = sum(a[i]);
   return load(sums);
 }
+
+struct PackedBlock {
+  const uint8_t* block;
+  uint32_t base;
+  COG_RWKV_INLINE PackedBlock(const uint8_t* from, uint32_t row_base) : block(from), base(row_base) {}
+  COG_RWKV_INLINE V part(int i) const {
+    float out[16];
+    for (int lane = 0; lane < 16; ++lane) {
+      uint32_t word;
+      memcpy(&word, block + 128 + 4 * lane, sizeof(word));
+      const uint32_t code = word >> (4 * i), low = block[64 * (i / 4) + 4 * lane + i % 4];
+      const uint32_t bits = (code & 8) << 28 | (base + (code & 7)) << 24 | low << 16;
+      memcpy(out + lane, &bits, sizeof(bits));
+    }
+    return load(out);
+  }
+};

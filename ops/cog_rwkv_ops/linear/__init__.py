@@ -23,7 +23,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Args:
         x: [N, K]; float32, float16 or bfloat16; CPU or CUDA. N, K and M may be anything, 0 too.
-        weight: [M, K] on the device of `x`; float32, float16 or bfloat16, not necessarily the dtype of `x`.
+        weight: [M, K] on the device of `x`; float32, float16 or bfloat16, not necessarily the dtype of `x`. On the CPU
+            also what `pack_bfloat16` makes of a bfloat16 one, for the same result bit for bit.
         bias: [M], float32, or None.
 
     Returns:
@@ -40,7 +41,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @torch.library.register_fake("cog_rwkv::linear")
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    torch._check(x.shape[1] == weight.shape[1], lambda: f"cog_rwkv::linear: weight has shape {weight.shape}")
+    wanted = x.shape[1] * 3 // 2 + 32 if weight.dtype == torch.uint8 else x.shape[1]
+    torch._check(weight.shape[1] == wanted, lambda: f"cog_rwkv::linear: weight has shape {weight.shape}")
     return x.new_empty(x.shape[0], weight.shape[0])
 
 

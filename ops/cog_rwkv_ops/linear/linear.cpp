@@ -1,6 +1,6 @@
 // linear: schema and CPU kernel.
 #include "linear.h"
-#include "../csrc/check.h"
+#include "../csrc/floats.h"
 #include "../csrc/matmul.h"
 #include "../csrc/tensor.h"
 
@@ -15,11 +15,8 @@ Tensor linear_cpu(const Tensor& x, const Tensor& weight, const std::optional<Ten
   Tensor out = empty_tensor(x, {n, m});
   const Floats floats(rows);
   FloatsOut result(out);
-  const MatmulArgs args{floats.get(), bias ? data<float>(vector) : nullptr, result.get(), n, m, k};
-  dispatch_float_or_half(weight.scalar_type(), [&](auto type) {
-    using W = typename decltype(type)::type;
-    matmul(args, data<W>(matrix));
-  });
+  const float* offset = bias ? data<float>(vector) : nullptr;
+  matmul({{{floats.get(), offset, result.get(), n, m, k, Activation::none}, matrix}});
   result.write();
   return out;
 }

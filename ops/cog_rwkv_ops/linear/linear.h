@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "../csrc/check.h"
+#include "../csrc/packed_weight.h"
 
 namespace cog_rwkv {
 
@@ -11,10 +11,7 @@ inline void check_linear(const Tensor& x, const Tensor& weight, const std::optio
   constexpr const char* op = "linear";
   check_float_or_half(op, "x", x);
   check_dim(op, "x", x, 2, "[N, K]");
-  check_float_or_half(op, "weight", weight);
-  check_device(op, "weight", weight, "x", x);
-  check_dim(op, "weight", weight, 2, "[M, K]");
-  check_shape(op, "weight", weight, {weight.size(0), x.size(1)}, "[M, K] with K as in x");
+  check_weight(op, "weight", weight, x, x.size(1), "[M, K] with K as in x");
   if (!bias) return;
   check_dtype(op, "bias", *bias, {ScalarType::Float});
   check_device(op, "bias", *bias, "x", x);

@@ -50,6 +50,11 @@ class TimeMix:
         squares = self.receptance, self.key, self.value
         self.projections = (*squares, *self.decay, *self.in_context_rate, *self.gate, *self.value_mix)
 
+    def weights(self) -> tuple[Tensor, ...]:
+        """All of them, in the order of ``ops.decode_``."""
+        vectors = self.k_k, self.k_a, self.r_k, *self.group_norm
+        return (*self.norm, self.mix, *self.projections, *vectors, self.output)
+
     def __call__(
         self, x: Tensor, delta: Tensor | None, v_first: Tensor | None, shift: Tensor, wkv: Tensor, seq: Packed
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,6 +77,10 @@ class ChannelMix:
         self.mix = w.vector(f"{ffn}x_k").unsqueeze(0)
         self.key = w.product(f"{ffn}key.weight")
         self.value_t = w.matrix_t(f"{ffn}value.weight")
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """All of them, in the order of ``ops.decode_``."""
+        return (*self.norm, self.mix, self.key, self.value_t)
 
     def __call__(self, x: Tensor, delta: Tensor, shift: Tensor, seq: Packed) -> tuple[Tensor, Tensor]:
         """x and delta [N, C] -> (x + delta, what is to be added to that); ``shift`` is updated in place."""
@@ -104,6 +113,8 @@ class RWKV7:
         self.blocks = [Block(w, layer) for layer in range(config.layers)]
         self.ln_out = w.vector("ln_out.weight"), w.vector("ln_out.bias")
         self.head = w.product("head.weight")
+        halves = [half for block in self.blocks for half in (block.time_mix, block.channel_mix)]
+        self._weights = [*(one for half in halves for one in half.weights()), *self.ln_out, self.head]
 
     @classmethod
     def load(
@@ -144,6 +155,8 @@ class RWKV7:
         """
         seq = Packed(rows, cu_seqlens)
         x = ops.layer_norm(ops.host_gather(self.embedding, ids).float(), *self.ln0)
+        if last_only and len(ids) == len(rows) and ops.can_decode(x):  # one token each: the same in one call, bit for bit
+            return ops.decode_(x, self._weights, pool.shift, pool.wkv, rows)
         delta = v_first = None
         for layer, block in enumerate(self.blocks):
             x, delta, v_first = block(x, delta, v_first, pool.shift[layer], pool.wkv[layer], seq)

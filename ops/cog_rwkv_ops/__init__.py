@@ -4,6 +4,7 @@ from cog_rwkv_ops._library import LibraryError, cuda_problem
 from cog_rwkv_ops.add import add
 from cog_rwkv_ops.binary_activation import binary_activation
 from cog_rwkv_ops.conv2d import conv2d
+from cog_rwkv_ops.decode import can_decode, decode_
 from cog_rwkv_ops.host_gather import host_gather
 from cog_rwkv_ops.host_scatter import host_scatter_
 from cog_rwkv_ops.layer_norm import layer_norm
@@ -22,8 +23,10 @@ __all__ = [
     "LibraryError",
     "add",
     "binary_activation",
+    "can_decode",
     "conv2d",
     "cuda_problem",
+    "decode_",
     "host_gather",
     "host_scatter_",
     "layer_norm",

@@ -1,4 +1,4 @@
-// The work of matmul.h, cut into units for the threads.
+// The work of matmul.h.
 #include "matmul.h"
 
 #include <algorithm>
@@ -10,72 +10,61 @@
 namespace cog_rwkv {
 namespace {
 
-using Range = void (*)(const MatmulArgs&, const void*, int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* panel);
-
-template <class W>
-Range range_of() {
-  return COG_RWKV_KERNEL(matmul_range<W>);
-}
-
-Range range_for(const Tensor& weight) {
-  switch (weight.scalar_type()) {
-    case ScalarType::Byte:
-      return range_of<PackedBFloat16>();
-    case ScalarType::BFloat16:
-      return range_of<BFloat16>();
-    case ScalarType::Half:
-      return range_of<Half>();
-    default:
-      return range_of<float>();
-  }
-}
-
-// A job in units of 16 rows of the weight by 256 rows of x.
-struct Work {
-  static constexpr int64_t kUnit = 16, kBlock = 256;
-  const MatmulArgs& args;
-  const void* weight;
-  Range range;
-  int64_t columns, units;  // of one block of x, and of all
-
-  explicit Work(const MatmulJob& job)
-      : args(job.args), weight(job.weight.const_data_ptr()), range(range_for(job.weight)) {
-    columns = (args.m_size + kUnit - 1) / kUnit;
-    units = columns * ((args.n_size + kBlock - 1) / kBlock);
-  }
-
-  int64_t products() const { return args.m_size * args.n_size * std::max<int64_t>(args.k_size, 1); }
-
-  // Units begin to end.
-  void run(int64_t begin, int64_t end, float* panel) const {
-    while (begin < end) {
-      const int64_t block = begin / columns, first = begin % columns, last = std::min(columns, first + end - begin);
-      const int64_t m1 = std::min(args.m_size, last * kUnit), n1 = std::min(args.n_size, (block + 1) * kBlock);
-      range(args, weight, first * kUnit, m1, block * kBlock, n1, panel);
-      begin += last - first;
-    }
-  }
-};
+constexpr int64_t kUnit = 16, kBlock = 256;  // rows of a weight, rows of x
 
 }  // namespace
 
-void matmul(const std::vector<MatmulJob>& jobs) {
-  constexpr int64_t worth_a_thread = 40000;  // products
-  std::vector<Work> work(jobs.begin(), jobs.end());
-  int64_t units = 0, products = 0, longest = 0;
-  for (const Work& one : work) {
-    units += one.units;
-    products += one.products();
-    longest = std::max(longest, one.args.k_size);
+MatmulWork::Range MatmulWork::range_for(const Tensor& weight) {
+  switch (weight.scalar_type()) {
+    case ScalarType::Byte:
+      return COG_RWKV_KERNEL(matmul_range<PackedBFloat16>);
+    case ScalarType::BFloat16:
+      return COG_RWKV_KERNEL(matmul_range<BFloat16>);
+    case ScalarType::Half:
+      return COG_RWKV_KERNEL(matmul_range<Half>);
+    default:
+      return COG_RWKV_KERNEL(matmul_range<float>);
   }
-  if (units == 0) return;
-  parallel_for(units, std::max<int64_t>(1, worth_a_thread * units / products), [&](int64_t begin, int64_t end) {
-    const auto panel = scratch(8 * longest + 16);
-    for (const Work& one : work) {
-      if (begin < one.units && end > 0) one.run(std::max<int64_t>(begin, 0), std::min(end, one.units), panel.get());
-      begin -= one.units, end -= one.units;
-    }
-  });
+}
+
+MatmulWork::MatmulWork(std::vector<MatmulJob> jobs) : jobs_(std::move(jobs)) {
+  for (const MatmulJob& job : jobs_) {
+    const MatmulArgs& a = job.args;
+    const int64_t columns = (a.m_size + kUnit - 1) / kUnit, blocks = (a.n_size + kBlock - 1) / kBlock;
+    parts_.push_back({range_for(job.weight), columns, columns * blocks});
+    units_ += columns * blocks;
+    products_ += a.m_size * a.n_size * std::max<int64_t>(a.k_size, 1);
+    const bool packed = job.weight.scalar_type() == ScalarType::Byte;  // then for the last rows too
+    if (a.n_size > 1 || packed) panel_ = std::max(panel_, 8 * a.k_size + 16);
+  }
+}
+
+void MatmulWork::run_part(size_t i, int64_t begin, int64_t end, float* panel) const {
+  const MatmulArgs& a = jobs_[i].args;
+  const int64_t columns = parts_[i].columns;
+  while (begin < end) {
+    const int64_t block = begin / columns, first = begin % columns, last = std::min(columns, first + end - begin);
+    const int64_t m1 = std::min(a.m_size, last * kUnit), n1 = std::min(a.n_size, (block + 1) * kBlock);
+    parts_[i].range(a, jobs_[i].weight.const_data_ptr(), first * kUnit, m1, block * kBlock, n1, panel);
+    begin += last - first;
+  }
+}
+
+void MatmulWork::run(int64_t begin, int64_t end) const {
+  const auto panel = scratch(panel_);
+  for (size_t i = 0; i < jobs_.size(); i++) {
+    const int64_t units = parts_[i].units;
+    if (begin < units && end > 0) run_part(i, std::max<int64_t>(begin, 0), std::min(end, units), panel.get());
+    begin -= units, end -= units;
+  }
+}
+
+void matmul(std::vector<MatmulJob> jobs) {
+  constexpr int64_t worth_a_thread = 40000;  // products
+  const MatmulWork work(std::move(jobs));
+  if (work.units() == 0) return;
+  const int64_t grain = std::max<int64_t>(1, worth_a_thread * work.units() / work.products());
+  parallel_for(work.units(), grain, [&](int64_t begin, int64_t end) { work.run(begin, end); });
 }
 
 }  // namespace cog_rwkv

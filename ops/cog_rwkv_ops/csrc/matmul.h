@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <vector>
 
 #include "packed_weight.h"
@@ -26,8 +25,30 @@ struct MatmulJob {
   Tensor weight;
 };
 
-// Does the jobs, which do not depend on each other, as one piece of work. Each result has the same bits whatever the
-// number of threads, of rows of x and of jobs beside it.
-void matmul(const std::vector<MatmulJob>& jobs);
+// Jobs that do not depend on each other, as one piece of work, in units of 16 rows of a weight by 256 rows of x. Each
+// result has the same bits whoever does which units, and whatever the number of rows of x and of jobs beside it.
+class MatmulWork {
+ public:
+  explicit MatmulWork(std::vector<MatmulJob> jobs);
+  int64_t units() const { return units_; }
+  int64_t products() const { return products_; }  // of two numbers, in all
+  void run(int64_t begin, int64_t end) const;     // units begin to end
+
+ private:
+  using Range = void (*)(const MatmulArgs&, const void*, int64_t m0, int64_t m1, int64_t n0, int64_t n1, float* panel);
+  struct Part {
+    Range range;
+    int64_t columns, units;  // of 256 rows of x, and of all
+  };
+  static Range range_for(const Tensor& weight);
+  void run_part(size_t i, int64_t begin, int64_t end, float* panel) const;
+
+  std::vector<MatmulJob> jobs_;
+  std::vector<Part> parts_;
+  int64_t units_ = 0, products_ = 0, panel_ = 0;
+};
+
+// Does the jobs, over PyTorch's threads.
+void matmul(std::vector<MatmulJob> jobs);
 
 }  // namespace cog_rwkv

@@ -1,25 +1,14 @@
 // squared_relu and squared_relu_linear: schemas and CPU kernels.
 #include "squared_relu.h"
 
-#include <cstdint>
-
-namespace cog_rwkv {
-
-// Which neurons of a few tokens are not zero (see kernel.h).
-struct ActiveNeurons {
-  const int32_t* index;
-  const float* value;
-  const int32_t* start;
-  int64_t count;
-};
-
-}  // namespace cog_rwkv
+#include "active.h"
 
 #define COG_RWKV_KERNELS "../squared_relu/kernel.h"
 #include "../csrc/each_cpu.h"
 #include "../csrc/elementwise.h"
 #include "../csrc/floats.h"
 #include "../csrc/tensor.h"
+#include "work.h"
 
 namespace cog_rwkv {
 namespace {
@@ -36,49 +25,6 @@ Tensor squared_relu_cpu(const Tensor& x) {
   return out;
 }
 
-// The active neurons of up to 256 tokens, T at a time.
-template <int T>
-class ActiveLists {
- public:
-  ActiveLists(const float* k, int64_t tokens, int64_t f_size)
-      : blocks_((tokens + T - 1) / T),
-        index_(new int32_t[blocks_ * (f_size + 1)]),
-        start_(new int32_t[blocks_ * (chunks(f_size) + 1)]),
-        value_(new float[blocks_ * (f_size + 1) * T]),
-        lists_(new ActiveNeurons[blocks_]) {
-    const auto kernel = COG_RWKV_KERNEL(active_neurons<T>);
-    parallel_for(blocks_, 1 + 16384 / (f_size + 1), [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; b++) {
-        int32_t* index = index_.get() + b * (f_size + 1);
-        int32_t* start = start_.get() + b * (chunks(f_size) + 1);
-        float* value = value_.get() + b * (f_size + 1) * T;
-        kernel(k + b * T * f_size, f_size, tokens - b * T, index, value, start);
-        lists_[b] = {index, value, start, start[chunks(f_size)]};
-      }
-    });
-  }
-  const ActiveNeurons* get() const { return lists_.get(); }
-  int64_t blocks() const { return blocks_; }
-
- private:
-  static int64_t chunks(int64_t f_size) { return (f_size + 127) / 128; }
-  int64_t blocks_;
-  std::unique_ptr<int32_t[]> index_, start_;
-  std::unique_ptr<float[]> value_;
-  std::unique_ptr<ActiveNeurons[]> lists_;
-};
-
-// total [tokens, c] = relu(k)^2 weight_t, for up to 256 tokens, T at a time; threads share the columns.
-template <int T, class W>
-void squared_relu_matmul(const float* k, const W* weight_t, float* total, int64_t tokens, int64_t f, int64_t c) {
-  const ActiveLists<T> active(k, tokens, f);
-  const auto kernel = COG_RWKV_KERNEL(squared_relu_rows<T, W>);
-  const int64_t units = (c + 15) / 16, products = 16 * (f / 8 + 1) * tokens;
-  parallel_for(units, 1 + 40000 / products, [&](int64_t begin, int64_t end) {
-    kernel(active.get(), active.blocks(), tokens, weight_t, f, c, begin * 16, std::min(c, end * 16), total);
-  });
-}
-
 Tensor squared_relu_linear_cpu(const Tensor& k, const Tensor& weight_t) {
   check_squared_relu_linear(k, weight_t);
   const Tensor rows = as_contiguous(k), matrix = as_contiguous(weight_t);
@@ -87,16 +33,15 @@ Tensor squared_relu_linear_cpu(const Tensor& k, const Tensor& weight_t) {
   if (n * c == 0) return out;
   const Floats floats(rows);
   FloatsOut totals(out);
-  dispatch_float_or_half(weight_t.scalar_type(), [&](auto weight_type) {
-    using W = typename decltype(weight_type)::type;
-    for (int64_t begin = 0; begin < n; begin += 256) {
-      const int64_t tokens = std::min<int64_t>(256, n - begin);
-      const auto run = tokens == 1   ? squared_relu_matmul<1, W>
-                       : tokens == 2 ? squared_relu_matmul<2, W>
-                                     : squared_relu_matmul<4, W>;
-      run(floats.get() + begin * f, data<W>(matrix), totals.get() + begin * c, tokens, f, c);
-    }
-  });
+  for (int64_t begin = 0; begin < n; begin += SquaredReluWork::kTokens) {
+    const int64_t tokens = std::min(SquaredReluWork::kTokens, n - begin);
+    SquaredReluWork work(matrix, tokens);
+    const float* from = floats.get() + begin * f;
+    float* to = totals.get() + begin * c;
+    parallel_for(work.blocks(), 1 + 16384 / (f + 1), [&](int64_t b0, int64_t b1) { work.find_active(from, b0, b1); });
+    const int64_t products = 16 * (f / 8 + 1) * tokens;
+    parallel_for(work.columns(), 1 + 40000 / products, [&](int64_t c0, int64_t c1) { work.multiply(to, c0, c1); });
+  }
   totals.write();
   return out;
 }

@@ -10,8 +10,8 @@ Definition = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """The same values in the dtype to compute in: float32 for the half precisions."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+    """The same values in the dtype to compute in: float32 for the half precisions. Packed weights stay as they are."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def differentiate_definition(name: str, definition: Definition) -> None:

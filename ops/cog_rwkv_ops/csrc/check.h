@@ -42,6 +42,8 @@ inline const char* dtype_text(ScalarType type) {
       return "int64";
     case ScalarType::Int:
       return "int32";
+    case ScalarType::Byte:
+      return "uint8";
     case ScalarType::Bool:
       return "bool";
     default:

@@ -70,7 +70,9 @@ Tensor unpack_bfloat16_cpu(const Tensor& packed) {
   check_dtype(op, "packed", packed, {ScalarType::Byte});
   check_dim(op, "packed", packed, 2, "[M, 3 K / 2 + 32]");
   const int64_t m = packed.size(0), k = (packed.size(1) - static_cast<int64_t>(sizeof(PackedTail))) / 3 * 2;
-  check_shape(op, "packed", packed, {m, packed_row_bytes(k)}, "[M, 3 K / 2 + 32] with K a multiple of 128");
+  if (packed_row_bytes(k) == 0 || packed_row_bytes(k) != packed.size(1)) {
+    fail(op, "packed has shape " + shape_text(packed) + "; it must be [M, 3 K / 2 + 32] with K a multiple of 128");
+  }
   const Tensor rows = as_contiguous(packed);
   Tensor out = torch::stable::new_empty(packed, {m, k}, ScalarType::BFloat16);
   const auto kernel = COG_RWKV_KERNEL(unpack_row);
@@ -78,7 +80,12 @@ Tensor unpack_bfloat16_cpu(const Tensor& packed) {
     const auto floats = scratch(k);
     for (int64_t i = begin; i < end; i++) {
       kernel(data<uint8_t>(rows) + i * packed.size(1), k, floats.get());
-      std::copy_n(floats.get(), k, mutable_data<BFloat16>(out) + i * k);
+      auto* to = static_cast<uint16_t*>(out.mutable_data_ptr()) + i * k;
+      for (int64_t j = 0; j < k; j++) {  // their upper halves as they are: rounding would change a NaN
+        uint32_t bits;
+        std::memcpy(&bits, floats.get() + j, sizeof(bits));
+        to[j] = static_cast<uint16_t>(bits >> 16);
+      }
     }
   });
   return out;

@@ -155,7 +155,9 @@ class RWKV7:
         """
         seq = Packed(rows, cu_seqlens)
         x = ops.layer_norm(ops.host_gather(self.embedding, ids).float(), *self.ln0)
-        if last_only and len(ids) == len(rows) and ops.can_decode(x):  # one token each: the same in one call, bit for bit
+        if (
+            last_only and len(ids) == len(rows) and ops.can_decode(x)
+        ):  # one token each: the same in one call, bit for bit
             return ops.decode_(x, self._weights, pool.shift, pool.wkv, rows)
         delta = v_first = None
         for layer, block in enumerate(self.blocks):

@@ -88,7 +88,10 @@ def test_arguments_that_do_not_fit_are_named(model: RWKV7) -> None:
         ((x[:, :100], weights, shift, wkv, rows), r"x has shape \[2, 100\]; C must be a multiple of 64"),
         ((x, weights[:-1], shift, wkv, rows), "weights ends before head"),
         ((x, [*weights, x], shift, wkv, rows), r"weights has \d+ tensors; the layers of shift and the head need \d+"),
-        ((x, [weights[0][:5], *weights[1:]], shift, wkv, rows), r"layers\[0\]\.ln1\.weight has shape \[5\]; it must be"),
+        (
+            (x, [weights[0][:5], *weights[1:]], shift, wkv, rows),
+            r"layers\[0\]\.ln1\.weight has shape \[5\]; it must be",
+        ),
         ((x, weights, shift[:, :1], wkv, rows), r"shift has shape .*; it must be \[layers, 2, R, C\]"),
         ((x, weights, shift, wkv.double(), rows), "wkv is float64; it must be float32"),
         ((x, weights, shift, wkv.transpose(3, 4), rows), "wkv must be contiguous: it is written in place"),
@@ -99,5 +102,5 @@ def test_arguments_that_do_not_fit_are_named(model: RWKV7) -> None:
     for given, message in cases:
         with pytest.raises(RuntimeError, match=f"cog_rwkv::decode_: {message}"):
             ops.decode_(*given)
-    with pytest.raises(NotImplementedError, match="cog_rwkv_ops.decode_ has no backward"):
+    with pytest.raises(NotImplementedError, match=r"cog_rwkv_ops\.decode_ has no backward"):
         ops.decode_(x.clone().requires_grad_(), weights, shift, wkv, rows)

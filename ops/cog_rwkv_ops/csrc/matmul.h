@@ -1,4 +1,5 @@
-// out = f(x weight^T + bias) on the CPU, over PyTorch's threads: what `linear`, `low_rank` and `time_mix_project` share.
+// out = f(x weight^T + bias) on the CPU, over PyTorch's threads: what `linear`, `low_rank` and `time_mix_project`
+// share.
 #pragma once
 
 #include <cstdint>

@@ -82,7 +82,8 @@ struct PackedBlock {
     const auto words = [&](int at) {
       return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + at + 4 * lane));
     };
-    const __m256i code = _mm256_srli_epi32(words(128), 4 * i), shifted = _mm256_srli_epi32(words(64 * (i / 4)), 8 * (i % 4));
+    const __m256i code = _mm256_srli_epi32(words(128), 4 * i),
+                  shifted = _mm256_srli_epi32(words(64 * (i / 4)), 8 * (i % 4));
     const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(8)), 28);
     const __m256i low = _mm256_slli_epi32(_mm256_and_si256(shifted, _mm256_set1_epi32(0xff)), 16);
     const __m256i high = _mm256_or_si256(sign, _mm256_permutevar8x32_epi32(exponents, code));

@@ -45,10 +45,9 @@ struct Flow {
   float *x, *normed, *mixed, *projected, *prepared, *v_first, *y, *gated, *delta, *hidden, *keys;
 
   Flow(int64_t tokens, int64_t width, int64_t ranks, int64_t ffn) : n(tokens), c(width), heads(width / kHead) {
-    const int64_t size = n * c, sizes[] = {size, size, 6 * size, 7 * size, 4 * size, size,
-                                           size, size, size,     n * ranks, n * ffn};
-    float** const parts[] = {&x, &normed, &mixed, &projected, &prepared, &v_first,
-                             &y, &gated,  &delta, &hidden,    &keys};
+    const int64_t size = n * c,
+                  sizes[] = {size, size, 6 * size, 7 * size, 4 * size, size, size, size, size, n * ranks, n * ffn};
+    float** const parts[] = {&x, &normed, &mixed, &projected, &prepared, &v_first, &y, &gated, &delta, &hidden, &keys};
     int64_t total = 0;
     for (int64_t one : sizes) total += (one + 15) / 16 * 16;
     memory = scratch(total);
@@ -261,8 +260,14 @@ Tensor decode_cpu(const Tensor& x, const std::vector<Tensor>& weights, const Ten
   std::fill_n(flow.delta, n * c, 0.0f);  // what the norm at the end adds, where there is no layer
   dispatch_float_or_half(wkv.scalar_type(), [&](auto type) {
     using S = typename decltype(type)::type;
-    const Pool<S> pool{mutable_data<float>(shift), mutable_data<S>(wkv),   2 * pool_rows * c, pool_rows * c, c,
-                       pool_rows * c * kHead,      c * kHead, data<int64_t>(row)};
+    const Pool<S> pool{mutable_data<float>(shift),
+                       mutable_data<S>(wkv),
+                       2 * pool_rows * c,
+                       pool_rows * c,
+                       c,
+                       pool_rows * c * kHead,
+                       c * kHead,
+                       data<int64_t>(row)};
     Decode<S>(model, pool, flow, mutable_data<float>(logits)).run();
   });
   return logits;

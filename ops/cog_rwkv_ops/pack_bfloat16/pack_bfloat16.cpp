@@ -2,10 +2,10 @@
 #include <atomic>
 #include <cstring>
 
+#include "../csrc/matmul.h"
 #include "../csrc/packed_weight.h"
 
 #define COG_RWKV_KERNELS "../csrc/matmul_kernel.h"
-#include "../csrc/matmul.h"
 #include "../csrc/each_cpu.h"
 #include "../csrc/floats.h"
 

@@ -20,9 +20,8 @@ struct Work {
 // Two pieces of work: all that reads x, then the second halves of the low-rank projections.
 void project(const Projections& p, const float* x, float* out, int64_t n, int64_t c) {
   const int64_t size = n * c;
-  std::vector<Work> thin{{p.decay, kW, 3, Activation::tanh},
-                         {p.rate, kA, 4, Activation::none},
-                         {p.gate, kG, 5, Activation::sigmoid}};
+  std::vector<Work> thin{
+      {p.decay, kW, 3, Activation::tanh}, {p.rate, kA, 4, Activation::none}, {p.gate, kG, 5, Activation::sigmoid}};
   if (p.mix) thin.push_back({*p.mix, kV, 6, Activation::none});
   int64_t ranks = 0;
   for (const Work& one : thin) ranks += one.projection.down.size(0);

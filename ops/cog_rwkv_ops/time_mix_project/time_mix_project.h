@@ -69,7 +69,7 @@ inline Projections projections(const Tensor& receptance, const Tensor& key, cons
   if (v1.has_value() != v2.has_value() || v1.has_value() != v0.has_value()) {
     fail("time_mix_project", "v1, v2 and v0 must be given together or not at all");
   }
-  Projections p{receptance,          key, value, {"w", w1, w2, w0}, {"a", a1, a2, a0}, {"g", g1, g2, std::nullopt},
+  Projections p{receptance,  key, value, {"w", w1, w2, w0}, {"a", a1, a2, a0}, {"g", g1, g2, std::nullopt},
                 std::nullopt};
   if (v1) p.mix = LowRank{"v", *v1, *v2, *v0};
   return p;

@@ -123,8 +123,11 @@ class Scheduler:
         return len(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Let it wait for a row."""
-        self._waiting.append(sequence)
+        """Let it wait for a row; one that is only read goes first, for it is the end of a turn that has waited before."""
+        if sequence.max_tokens:
+            self._waiting.append(sequence)
+        else:
+            self._waiting.appendleft(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence out and free its row."""

@@ -235,6 +235,44 @@ def test_a_turn_that_cannot_be_kept_fails(talk: Conversation, tmp_path: Path) ->
     assert one.say("def") == "def"
 
 
+@pytest.mark.gpu
+def test_on_cuda_it_does_not_show_where_a_session_lay(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    def talk(turns: int, service: Service) -> list[str]:
+        requests = [
+            Request.of(prompt=f"turn {n} " * 40, session="s", temperature=0.0, max_tokens=30) for n in range(turns)
+        ]
+        return ["".join(service.reply(one)) for one in requests]
+
+    def build(**options: object) -> Service:
+        return Service.build(Settings(weights=str(tiny_checkpoint), device="cuda", max_batch=4, **options))
+
+    def end(service: Service) -> dict[str, int]:
+        service.engine.close()
+        service.sessions.close()
+        return service.sessions.counters()
+
+    on_device = build(session_device=64, session_host=64)
+    wanted = talk(4, on_device)
+    assert end(on_device)["session_device_hits"] == 3
+    on_host = build(session_device=0, session_host=64)
+    assert talk(4, on_host) == wanted
+    assert end(on_host)["session_host_hits"] == 3
+    path = tmp_path / "sessions.db"
+    on_disk = build(session_device=0, session_host=0, session_database=path)
+    assert talk(4, on_disk) == wanted
+    assert end(on_disk)["session_device_hits"] == 0
+    first = build(session_database=path.with_name("other.db"))
+    assert talk(2, first) == wanted[:2]
+    end(first)
+    again = build(session_database=path.with_name("other.db"))
+    texts = [
+        "".join(again.reply(Request.of(prompt=f"turn {n} " * 40, session="s", temperature=0.0, max_tokens=30)))
+        for n in (2, 3)
+    ]
+    assert texts == wanted[2:]
+    assert end(again)["session_disk_hits"] == 1
+
+
 TOKENS = st.lists(st.one_of(st.integers(1, 257), st.sampled_from(TOKENIZER.defined[1:])), max_size=12)
 
 

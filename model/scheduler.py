@@ -123,7 +123,7 @@ class Scheduler:
         return len(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Let it wait for a row; one that is only read goes first, for it is the end of a turn that has waited before."""
+        """Let it wait for a row. One that is only read goes first: it ends the turn of a request that has waited."""
         if sequence.max_tokens:
             self._waiting.append(sequence)
         else:

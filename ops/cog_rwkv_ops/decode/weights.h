@@ -36,23 +36,27 @@ class WeightReader {
  public:
   WeightReader(const std::vector<Tensor>& list, const Tensor& x) : list_(list), x_(x), c_(x.size(1)) {}
 
-  Tensor vector(const char* name) { return checked(name, {c_}, "[C] with C as in x"); }
-  Tensor mixes(const char* name, int64_t count) { return checked(name, {count, c_}, "[mixes, C] with C as in x"); }
+  Tensor vector(const char* name) { return vectors(name, {c_}, "[C] with C as in x"); }
+  Tensor mixes(const char* name, int64_t count) { return vectors(name, {count, c_}, "[mixes, C] with C as in x"); }
 
   // [m, k] in float32, float16 or bfloat16, or packed. `m` of 0: any.
   Tensor product(const char* name, int64_t m, int64_t k) {
-    const Tensor t = next(name);
-    check_weight("decode_", label(name).c_str(), t, x_, k, "[M, K]");
+    const Tensor& t = next(name);
+    const int32_t type = dtype_number(t);
+    if (type == bfloat16_ && fits(t, {m > 0 ? m : t.size(0), k})) return t;
+    if (type == packed_ && fits(t, {m > 0 ? m : t.size(0), packed_row_bytes(k)})) return t;
+    const std::string label = where_ + name;
+    check_weight("decode_", label.c_str(), t, x_, k, "[M, K]");
     if (m > 0 && t.size(0) != m) {
-      fail("decode_", label(name) + " has shape " + shape_text(t) + "; it must have " + std::to_string(m) + " rows");
+      fail("decode_", label + " has shape " + shape_text(t) + "; it must have " + std::to_string(m) + " rows");
     }
     return as_contiguous(t);
   }
 
   // The same, not packed.
   Tensor matrix(const char* name, int64_t m, int64_t k) {
-    const Tensor t = product(name, m, k);
-    check_float_or_half("decode_", label(name).c_str(), t);
+    Tensor t = product(name, m, k);
+    if (dtype_number(t) != bfloat16_) check_float_or_half("decode_", (where_ + name).c_str(), t);
     return t;
   }
 
@@ -65,24 +69,36 @@ class WeightReader {
   }
 
  private:
-  std::string label(const char* name) const { return where_ + name; }
-
-  Tensor next(const char* name) {
-    if (at_ == list_.size()) fail("decode_", "weights ends before " + label(name));
+  const Tensor& next(const char* name) {
+    if (at_ == list_.size()) fail("decode_", "weights ends before " + where_ + name);
     return list_[at_++];
   }
 
-  Tensor checked(const char* name, std::initializer_list<int64_t> sizes, const char* what) {
-    const Tensor t = next(name);
-    check_dtype("decode_", label(name).c_str(), t, {ScalarType::Float});
-    check_device("decode_", label(name).c_str(), t, "x", x_);
-    check_shape("decode_", label(name).c_str(), t, sizes, what);
+  // What nearly always holds, without words for the case that it does not: there are hundreds of tensors a step.
+  bool fits(const Tensor& t, std::initializer_list<int64_t> sizes) const {
+    if (t.dim() != static_cast<int64_t>(sizes.size()) || !t.is_contiguous() || !same_device(t, x_)) return false;
+    int64_t d = 0;
+    for (int64_t size : sizes) {
+      if (t.size(d++) != size) return false;
+    }
+    return true;
+  }
+
+  Tensor vectors(const char* name, std::initializer_list<int64_t> sizes, const char* what) {
+    const Tensor& t = next(name);
+    if (dtype_number(t) == float32_ && fits(t, sizes)) return t;
+    const std::string label = where_ + name;
+    check_dtype("decode_", label.c_str(), t, {ScalarType::Float});
+    check_device("decode_", label.c_str(), t, "x", x_);
+    check_shape("decode_", label.c_str(), t, sizes, what);
     return as_contiguous(t);
   }
 
   const std::vector<Tensor>& list_;
   const Tensor& x_;
   int64_t c_;
+  const int32_t float32_ = aoti_torch_dtype_float32(), bfloat16_ = aoti_torch_dtype_bfloat16(),
+                packed_ = aoti_torch_dtype_uint8();
   size_t at_ = 0;
   std::string where_;
 };

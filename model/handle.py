@@ -28,18 +28,22 @@ class Handle:
         self._changed = threading.Condition(self._lock)
         self._ids: list[int] = []
         self._wanted = False
+        self._taken = 0.0  # when a call of take() ended last
 
     def take(self, pause: float = 0.0) -> list[int]:
         """The ids that have come since the last call; waits for at least one. Empty only at the end of the reply.
 
-        It waits for ``pause`` seconds first, unless the reply ends sooner, so that a reader wakes up once for a group
-        of ids and not for each of them.
+        Two calls end ``pause`` seconds apart or more, unless the reply ends sooner: a reader of quick steps wakes up
+        for a group of ids and not for each of them, and one of slow steps once for each.
         """
         with self._lock:
-            self._changed.wait_for(lambda: self.finish_reason, pause)
             self._wanted = True
             self._changed.wait_for(lambda: self._ids or self.finish_reason)
             self._wanted = False
+            early = self._taken + pause - time.monotonic()
+            if early > 0:
+                self._changed.wait_for(lambda: self.finish_reason, early)
+            self._taken = time.monotonic()
             ids, self._ids = self._ids, []
             return ids
 

@@ -18,5 +18,5 @@ def value(saved: SavedState | None) -> float | None:
     """What ``state`` was given, from a state that is whole; None for none."""
     if saved is None:
         return None
-    (found,) = {*saved.wkv.flatten().tolist(), *saved.shift.flatten().tolist()}
-    return found
+    (found,) = torch.cat([saved.wkv.flatten(), saved.shift.flatten()]).unique().tolist()
+    return float(found)

@@ -149,7 +149,9 @@ class TestOnCuda:
     SIZE = 4 * 32 * (16 * 64 * 64 + 2 * 1024)  # large enough that a copy can be caught half done
 
     def saved(self, n: float) -> SavedState:
-        return SavedState(torch.full((32, 16, 64, 64), n, device="cuda"), torch.full((32, 2, 1024), n, device="cuda"))
+        return SavedState(
+            torch.full((32, 16, 64, 64), float(n), device="cuda"), torch.full((32, 2, 1024), float(n), device="cuda")
+        )
 
     def test_states_survive_the_way_down_and_up(self) -> None:
         tiers = StateTiers(2 * self.SIZE, 10 * (self.SIZE + 4096), "cuda")

@@ -3,8 +3,10 @@
 from cog_rwkv_ops._library import LibraryError, cuda_problem
 from cog_rwkv_ops.add import add
 from cog_rwkv_ops.binary_activation import binary_activation
+from cog_rwkv_ops.binary_linear import binary_linear, binary_linear_packed, pack_signs
 from cog_rwkv_ops.conv2d import conv2d
 from cog_rwkv_ops.decode import can_decode, decode_
+from cog_rwkv_ops.depthwise_conv1d import depthwise_conv1d
 from cog_rwkv_ops.host_gather import host_gather
 from cog_rwkv_ops.host_scatter import host_scatter_
 from cog_rwkv_ops.layer_norm import layer_norm
@@ -23,16 +25,21 @@ __all__ = [
     "LibraryError",
     "add",
     "binary_activation",
+    "binary_linear",
+    "binary_linear_packed",
     "can_decode",
     "conv2d",
     "cuda_problem",
     "decode_",
+    "depthwise_conv1d",
     "host_gather",
     "host_scatter_",
     "layer_norm",
     "linear",
+    "low_rank",
     "norm_shift_",
     "pack_bfloat16",
+    "pack_signs",
     "scattering2d",
     "squared_relu",
     "squared_relu_linear",

@@ -71,10 +71,13 @@ def _keep_order(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward_of_backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradient is linear in what comes in: place order[i] gets row sorted[i] of what comes back."""
+    """The gradient is linear: place order[i] gets row sorted[i] of what comes back. Rarely needed: plain PyTorch."""
     sorted, order = ctx.saved_tensors
-    table = outer.contiguous() if outer.device == sorted.device else outer.contiguous().pin_memory()
-    return _host_gather(table, sorted)[order.argsort()], None, None, None, None
+    there = (sorted >= 0) & (sorted < outer.shape[0])
+    table = torch.nn.functional.pad(outer.flatten(1), (0, 0, 0, 1))  # a row of zeros for ids without one
+    ids = torch.where(there, sorted, outer.shape[0])[order.argsort()]
+    rows = table.index_select(0, ids.to(table.device)).to(ids.device)
+    return rows.view(len(ids), *outer.shape[1:]), None, None, None, None
 
 
 torch.library.register_autograd("cog_rwkv::host_gather", _backward, setup_context=_keep_ids)

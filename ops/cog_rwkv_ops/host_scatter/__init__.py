@@ -17,7 +17,8 @@ _host_scatter_ = operator("host_scatter_")
 def host_scatter_(table: Tensor, ids: Tensor, values: Tensor) -> None:
     """Writes the rows of `values` to the rows of `table` that `ids` names.
 
-    On a GPU this returns before the rows are written: synchronise the stream before the CPU reads them.
+    On a GPU this returns before the rows are written: synchronise the stream before the CPU reads them. Compiled by
+    torch.compile's own backend the table is written in place as well; a backend that writes a copy cannot pin it.
 
     Args:
         table: [R, ...]; float32, float16, bfloat16 or float64; each row contiguous, the rows anywhere. For `ids` on a

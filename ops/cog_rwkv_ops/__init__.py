@@ -36,7 +36,6 @@ __all__ = [
     "host_scatter_",
     "layer_norm",
     "linear",
-    "low_rank",
     "norm_shift_",
     "pack_bfloat16",
     "pack_signs",

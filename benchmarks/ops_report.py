@@ -49,6 +49,10 @@ def draw(path: Path) -> None:
     left.set_xlabel("least possible time / our time")
     left.set_xlim(0, 1.1)
     right.set_xscale("log")
+    ratios = [float(str(row["ratio"])) for row in rows]
+    ticks = [t for t in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if min(ratios) / 2 <= t <= max(ratios) * 2]
+    right.set_xticks(ticks, [str(t) for t in ticks])
+    right.set_xticks([], minor=True)
     right.axvline(1, color="black", linewidth=0.8)
     right.set_xlabel("a peer's time / our time")
     for i, peer in enumerate(peers):

@@ -16,7 +16,7 @@ namespace cog_rwkv {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int64_t kMostRows = 16;            // of x, for popcounts
+constexpr int64_t kMostRows = 32;            // of x, for popcounts
 constexpr int64_t kSharedBytes = 48 * 1024;  // of the packed rows of x of a block
 
 // The signs of the values at begin to begin + 7 of a row of k; `whole` where 8 values can be loaded at once.
@@ -155,9 +155,14 @@ __global__ void __launch_bounds__(256) spread_kernel(Byte sign_byte_at, int64_t 
   for (int64_t i = blockIdx.x * int64_t{256} + threadIdx.x; i < total; i += step) {
     const int64_t r = i / width, b = i - r * width;
     const uint32_t bits = r < rows ? sign_byte_at(r, b) : 0;
-    uint32_t half[2] = {};
-    for (int j = 0; j < 8 && r < rows && 8 * b + j < k; j++) {
-      half[j / 4] |= ((bits >> j) & 1 ? 0x01u : 0xffu) << (j % 4 * 8);
+    // Four bits, each to a byte of its own; then 1 to 1 and 0 to -1.
+    uint32_t half[2] = {(bits & 15) * 0x00204081 & 0x01010101, (bits >> 4 & 15) * 0x00204081 & 0x01010101};
+    half[0] = ~(half[0] * 0xfe);
+    half[1] = ~(half[1] * 0xfe);
+    const int64_t there = r < rows ? k - 8 * b : 0;  // values that are left: zeros stand behind them
+    if (there < 8) {
+      half[0] = there >= 4 ? half[0] : there > 0 ? half[0] & ((1u << 8 * there) - 1) : 0;
+      half[1] = there > 4 ? half[1] & ((1u << 8 * (there - 4)) - 1) : 0;
     }
     out[i] = {half[0], half[1]};
   }

@@ -35,6 +35,7 @@ __device__ __forceinline__ void convolve_tile(Tile& tile, const Line<T>& filter,
       tile.input[i] = u0 + i < input.size ? input.at(u0 + i) : 0.0f;
       finite = finite && isfinite(tile.input[i]);
     }
+    __syncwarp();                          // the vote below orders no memory
     if (!__all_sync(kAllLanes, finite)) {  // 0 times infinity is no 0: leave out what is not in the sum
       for (int a = 0; a < 4; a++) {
         const int64_t t = t0 + 4 * lane + a;

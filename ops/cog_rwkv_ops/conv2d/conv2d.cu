@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <string_view>
+#include <vector>
 
 #include "half.cuh"
 #include "plain.cuh"
@@ -11,7 +12,7 @@ namespace cog_rwkv {
 namespace {
 
 struct Gpu {
-  int multiprocessors, shared;
+  int multiprocessors;
   bool hopper;  // has wgmma
 };
 
@@ -24,14 +25,13 @@ const Gpu& gpu(const char* op) {
     int major = 0, minor = 0, count = 0;
     check_cuda(op, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     check_cuda(op, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-    check_cuda(op, cudaDeviceGetAttribute(&found.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     check_cuda(op, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
     cudaFuncAttributes code{};
-    check_cuda(op, cudaFuncGetAttributes(&code, half_gather_kernel<Half, Shape<2, 1, 64>, 4, false, true>));
+    check_cuda(op, cudaFuncGetAttributes(&code, has_wgmma_kernel));
     // For tests and measurements: COG_RWKV_GPU=plain takes what any GPU can do.
     const char* wanted = std::getenv("COG_RWKV_GPU");
     const bool plain = wanted && std::string_view(wanted) == "plain";
-    found.hopper = major == 9 && minor == 0 && code.binaryVersion == 90 && !plain;
+    found.hopper = major == 9 && minor == 0 && code.maxThreadsPerBlock == 64 && !plain;
     found.multiprocessors = count;
   }
   return found;
@@ -45,8 +45,6 @@ void start(const Launch& launch, const char* op, Kernel kernel, dim3 grid, int t
   kernel<<<grid, threads, bytes, launch.stream>>>(arguments...);
   launch.check();
 }
-
-constexpr int kPadding = 1024;  // tiles begin on a multiple of it
 
 template <class T>
 constexpr bool is_half = sizeof(T) == 2;
@@ -62,75 +60,138 @@ bool countable(const ConvSizes& z) {
          z.k < most && z.groups <= 65535;
 }
 
-template <class T, class S, bool transposed, bool hopper>
-void start_gather(const Launch& launch, const char* op, const Gather<T>& a) {
-  constexpr int stages = hopper ? 4 : 3;  // three fit into the shared memory of any GPU from 8.0 on
-  const int64_t width_tiles = (a.width + S::width - 1) / S::width;
-  const int64_t tiles = (a.places() + S::height - 1) / S::height * width_tiles;
-  if (tiles > INT32_MAX) fail(op, "there are more than 2^31 tiles");
-  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(a.groups));
-  const Grid places{Divisor(a.h.size), Divisor(a.w.size)};
-  start(launch, op, half_gather_kernel<T, S, stages, transposed, hopper>, grid, S::threads,
-        stages * S::bytes + kPadding, a, places, static_cast<int>(width_tiles));
+// Tiles of 128 x 128, 128 x 64 and 64 x 128 results. Their shared memory is that of any GPU from 8.0 on.
+using Square = Shape<2, 128, 3, 2>;
+using Thin = Shape<2, 64, 3, 3>;
+using Flat = Shape<1, 64, 3, 3>;
+
+// Microseconds that a step of a tile takes on a multiprocessor: with enough blocks there, and with one alone. Measured
+// on an H200; they decide between tiles and numbers of parts, nothing else.
+struct StepTime {
+  double busy, alone;
+  int blocks;  // that fit on a multiprocessor
+};
+constexpr StepTime kSquareTime{0.40, 0.60, 2}, kThinTime{0.24, 0.45, 3};
+
+struct Plan {
+  double cost = 1e30;
+  int64_t parts = 1;
+};
+
+// Into how many parts the steps of `tiles` tiles are best cut. `size` is that of the result.
+Plan best_plan(const char* op, int64_t tiles, int64_t steps, int64_t size, const StepTime& time) {
+  Plan best;
+  for (int64_t parts = 1; parts <= 256 && (parts == 1 || steps / parts >= 4); parts += 1 + parts / 4) {
+    const auto each = (tiles * parts + gpu(op).multiprocessors - 1) / gpu(op).multiprocessors;
+    const auto together = static_cast<double>(std::min<int64_t>(each, time.blocks));
+    const auto steps_each = static_cast<double>((steps + parts - 1) / parts);
+    double cost =
+        static_cast<double>(each) * (steps_each * std::max(time.busy, time.alone / together) + 2.5 / together);
+    if (parts > 1) cost += 2.5 + static_cast<double>(8 * size * parts) / 3e6;
+    if (cost < best.cost) best = {cost, parts};
+  }
+  return best;
 }
 
-// Takes the tile that wastes least: of the blocks in the last wave, and of what reaches over the result.
-template <class T, bool transposed>
-void half_gather(const Launch& launch, const char* op, const Gather<T>& a) {
-  using Square = Shape<2, 1, 128>;
-  using Thin = Shape<2, 1, 64>;
-  if (!gpu(op).hopper) {
-    if (a.width > 64) return start_gather<T, Square, transposed, false>(launch, op, a);
-    return start_gather<T, Thin, transposed, false>(launch, op, a);
-  }
-  const auto cost = [&](int64_t height, int64_t width, double each) {
-    const int64_t tiles = ((a.places() + height - 1) / height) * ((a.width + width - 1) / width) * a.groups;
-    return each * static_cast<double>((tiles + gpu(op).multiprocessors - 1) / gpu(op).multiprocessors);
-  };
-  const double costs[4] = {cost(256, 128, 1.0), cost(128, 128, 0.58), cost(256, 64, 0.58), cost(128, 64, 0.36)};
-  switch (std::min_element(costs, costs + 4) - costs) {
-    case 0:
-      return start_gather<T, Shape<2, 2, 128>, transposed, true>(launch, op, a);
-    case 1:
-      return start_gather<T, Square, transposed, true>(launch, op, a);
-    case 2:
-      return start_gather<T, Shape<2, 2, 64>, transposed, true>(launch, op, a);
-    default:
-      return start_gather<T, Thin, transposed, true>(launch, op, a);
-  }
-}
-
+// Adds up `parts` results, and the bias, and rounds them once.
 template <class T>
-void run_gather(const Launch& launch, const char* op, const Gather<T>& a, const ConvSizes& z) {
-  if constexpr (is_half<T>) {
-    if (aligned(z) && countable(z) && aligned16(a.in, a.weight, a.out))
-      return a.transposed ? half_gather<T, true>(launch, op, a) : half_gather<T, false>(launch, op, a);
-  }
-  const int64_t width_tiles = (a.width + kTile - 1) / kTile;
-  const int64_t tiles = (a.places() + kTile - 1) / kTile * width_tiles * a.groups;
-  plain_gather_kernel<<<blocks(tiles, 1), kPlainThreads, 0, launch.stream>>>(a, tiles, width_tiles);
-  launch.check();
-}
-
-// Into how many parts `steps` are cut, so that `tiles` of each fill the GPU about twice.
-int64_t parts_of(const char* op, int64_t tiles, int64_t steps) {
-  const int64_t wanted = (2 * gpu(op).multiprocessors + tiles - 1) / tiles;
-  return std::clamp<int64_t>(std::min(wanted, steps / 4), 1, 1024);
-}
-
-// Adds up `parts` results in float and rounds them once.
-template <class T>
-void add_parts(const Launch& launch, const Tensor& parts, const Tensor& out) {
+void add_parts(const Launch& launch, const Tensor& parts, const T* bias, T* out, int64_t channels) {
   using A = arithmetic_t<T>;
-  add_parts_kernel<T><<<blocks(out.numel(), 256), 256, 0, launch.stream>>>(data<A>(parts), mutable_data<T>(out),
-                                                                           out.numel(), parts.size(0));
+  const int64_t size = parts.size(1), count = parts.size(0);
+  const A* from = data<A>(parts);
+  if (size % 4 == 0 && aligned16(out))
+    add_parts_kernel<4><<<blocks(size, 1024), 256, 0, launch.stream>>>(from, bias, out, size, count, channels);
+  else
+    add_parts_kernel<1><<<blocks(size, 256), 256, 0, launch.stream>>>(from, bias, out, size, count, channels);
   launch.check();
 }
 
 template <class T>
-Tensor room_for_parts(const Tensor& out, int64_t parts) {
+Tensor room_for_parts(const Tensor& like, int64_t parts, int64_t size) {
   const auto type = std::is_same_v<T, double> ? ScalarType::Double : ScalarType::Float;
-  return torch::stable::new_empty(out, {parts, out.numel()}, type);
+  return torch::stable::new_empty(like, {parts, size}, type);
+}
+
+// `all` are gathers into one result, at most kMostGathers.
+template <class T, class S, bool transposed, bool hopper>
+void start_gathers(const Launch& launch, const char* op, const std::vector<Gather<T>>& all, int64_t parts,
+                   const Tensor& result) {
+  const Gather<T>& first = all[0];
+  Gathers gathers;
+  int64_t tiles = 0;
+  for (const Gather<T>& a : all) {
+    const int g = gathers.count++;
+    gathers.h[g] = a.h, gathers.w[g] = a.w;
+    gathers.grid[g] = {Divisor(a.h.size), Divisor(a.w.size)};
+    gathers.places[g] = static_cast<uint32_t>(a.places());
+    tiles += (a.places() + S::height - 1) / S::height;
+    gathers.first_tile[g + 1] = static_cast<uint32_t>(tiles);
+  }
+  const int64_t width_tiles = (first.width + S::width - 1) / S::width;
+  if (tiles * width_tiles > INT32_MAX) fail(op, "there are more than 2^31 tiles");
+  const dim3 grid(static_cast<unsigned>(tiles * width_tiles), static_cast<unsigned>(first.groups),
+                  static_cast<unsigned>(parts));
+  const int64_t size = result.numel();
+  const Tensor room = room_for_parts<T>(result, parts > 1 ? parts : 0, size);
+  start(launch, op, half_gather_kernel<T, S, transposed, hopper>, grid, S::threads, S::shared, first, gathers,
+        static_cast<int>(width_tiles), parts > 1 ? mutable_data<float>(room) : nullptr);
+  if (parts > 1) add_parts<T>(launch, room, first.bias, first.out, first.groups * first.width);
+}
+
+// `whole`: they write all of the result, so that its parts can be added.
+template <class T, class S>
+Plan gather_plan(const char* op, const std::vector<Gather<T>>& all, bool whole, int64_t size, const StepTime& time) {
+  int64_t tiles = 0, steps = 0, weighted = 0;
+  for (const Gather<T>& a : all) {
+    const int64_t mine = (a.places() + S::height - 1) / S::height;
+    tiles += mine;
+    weighted += mine * a.h.taps * a.w.taps;
+  }
+  steps = (weighted * ((all[0].depth + 63) / 64) + tiles - 1) / tiles;
+  tiles *= (all[0].width + S::width - 1) / S::width * all[0].groups;
+  return best_plan(op, tiles, whole ? steps : 1, size, time);
+}
+
+template <class T, bool transposed>
+void half_gathers(const Launch& launch, const char* op, const std::vector<Gather<T>>& all, bool whole,
+                  const Tensor& result) {
+  const Plan square = gather_plan<T, Square>(op, all, whole, result.numel(), kSquareTime);
+  const Plan thin = gather_plan<T, Thin>(op, all, whole, result.numel(), kThinTime);
+  if (gpu(op).hopper) {
+    if (square.cost <= thin.cost)
+      return start_gathers<T, Square, transposed, true>(launch, op, all, square.parts, result);
+    return start_gathers<T, Thin, transposed, true>(launch, op, all, thin.parts, result);
+  }
+  if (square.cost <= thin.cost)
+    return start_gathers<T, Square, transposed, false>(launch, op, all, square.parts, result);
+  start_gathers<T, Thin, transposed, false>(launch, op, all, thin.parts, result);
+}
+
+// Runs gathers that together write all of `result`.
+template <class T>
+void run_gathers(const Launch& launch, const char* op, const std::vector<Gather<T>>& all, const ConvSizes& z,
+                 const Tensor& result) {
+  if constexpr (is_half<T>) {
+    if (aligned(z) && countable(z) && aligned16(all[0].in, all[0].weight, all[0].out)) {
+      for (size_t begin = 0; begin < all.size(); begin += kMostGathers) {
+        const auto end = std::min(all.size(), begin + kMostGathers);
+        const std::vector<Gather<T>> some(all.begin() + begin, all.begin() + end);
+        const bool whole = some.size() == all.size();
+        if (all[0].transposed) {
+          half_gathers<T, true>(launch, op, some, whole, result);
+        } else {
+          half_gathers<T, false>(launch, op, some, whole, result);
+        }
+      }
+      return;
+    }
+  }
+  for (const Gather<T>& a : all) {
+    const int64_t width_tiles = (a.width + kTile - 1) / kTile;
+    const int64_t tiles = (a.places() + kTile - 1) / kTile * width_tiles * a.groups;
+    plain_gather_kernel<<<blocks(tiles, 1), kPlainThreads, 0, launch.stream>>>(a, tiles, width_tiles);
+    launch.check();
+  }
 }
 
 template <class T, class S, bool hopper>
@@ -139,17 +200,17 @@ void half_weight(const Launch& launch, const char* op, const ConvSizes& z, const
   const int64_t blocks_of_columns = z.r * z.s * ((z.c_group() + 63) / 64);
   const int64_t column_tiles = (blocks_of_columns + S::width / 64 - 1) / (S::width / 64);
   const int64_t tiles = column_tiles * ((z.k_group() + S::height - 1) / S::height);
-  const int64_t steps = (z.n * z.p * z.q + 63) / 64;
-  const int64_t part_steps =
-      (steps + parts_of(op, tiles * z.groups, steps) - 1) / parts_of(op, tiles * z.groups, steps);
-  const int64_t parts = (steps + part_steps - 1) / part_steps;
-  const Tensor room = room_for_parts<T>(out, parts);
+  const int64_t steps = (z.n * z.p * z.q + 63) / 64, size = out.numel();
+  const StepTime& time = S::ROWS == 2 ? kSquareTime : kThinTime;
+  const int64_t wanted = best_plan(op, tiles * z.groups, steps, size, time).parts;
+  const int64_t part_steps = (steps + wanted - 1) / wanted, parts = (steps + part_steps - 1) / part_steps;
+  const Tensor room = room_for_parts<T>(out, parts > 1 ? parts : 0, size);
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(z.groups), static_cast<unsigned>(parts));
   const Grid places{Divisor(z.p), Divisor(z.q)};
-  constexpr int stages = hopper ? 4 : 3;
-  start(launch, op, half_weight_kernel<T, S, stages, hopper>, grid, S::threads, stages * S::bytes + kPadding, gradient,
-        x, mutable_data<float>(room), z, places, static_cast<int>(column_tiles), static_cast<int>(part_steps));
-  add_parts<T>(launch, room, out);
+  start(launch, op, half_weight_kernel<T, S, hopper>, grid, S::threads, S::shared, gradient, x, mutable_data<T>(out),
+        parts > 1 ? mutable_data<float>(room) : nullptr, z, places, static_cast<int>(column_tiles),
+        static_cast<int>(part_steps));
+  if (parts > 1) add_parts<T>(launch, room, nullptr, mutable_data<T>(out), size);
 }
 
 template <class T>
@@ -157,21 +218,23 @@ void run_weight(const Launch& launch, const char* op, const ConvSizes& z, const 
                 const Tensor& out) {
   if constexpr (is_half<T>) {
     if (aligned(z) && countable(z) && z.n * z.p * z.q > 0 && aligned16(gradient, x)) {
-      using Square = Shape<2, 1, 128>;
-      if (!gpu(op).hopper) return half_weight<T, Square, false>(launch, op, z, gradient, x, out);
-      if (z.k_group() <= 64) return half_weight<T, Shape<1, 1, 128>, true>(launch, op, z, gradient, x, out);
-      return half_weight<T, Square, true>(launch, op, z, gradient, x, out);
+      const bool flat = z.k_group() <= 64;
+      if (gpu(op).hopper && flat) return half_weight<T, Flat, true>(launch, op, z, gradient, x, out);
+      if (gpu(op).hopper) return half_weight<T, Square, true>(launch, op, z, gradient, x, out);
+      if (flat) return half_weight<T, Flat, false>(launch, op, z, gradient, x, out);
+      return half_weight<T, Square, false>(launch, op, z, gradient, x, out);
     }
   }
   const int64_t columns = z.r * z.s * z.c_group(), places = z.n * z.p * z.q;
   const int64_t tiles = (columns + kTile - 1) / kTile * ((z.k_group() + kTile - 1) / kTile) * z.groups;
-  const int64_t parts = std::min<int64_t>(parts_of(op, tiles, places / kDeep), 256);
-  const Tensor room = room_for_parts<T>(out, parts);
+  const int64_t wanted = (2 * gpu(op).multiprocessors + tiles - 1) / tiles;  // so that the GPU is full about twice
+  const int64_t parts = std::clamp<int64_t>(std::min(wanted, places / (4 * kDeep)), 1, 256);
+  const Tensor room = room_for_parts<T>(out, parts, out.numel());
   const dim3 grid(blocks(tiles, 1), static_cast<unsigned>(parts));
   plain_weight_kernel<<<grid, kPlainThreads, 0, launch.stream>>>(gradient, x, mutable_data<arithmetic_t<T>>(room), z,
                                                                  tiles, (places + parts - 1) / parts);
   launch.check();
-  add_parts<T>(launch, room, out);
+  add_parts<T>(launch, room, nullptr, mutable_data<T>(out), out.numel());
 }
 
 Tensor conv2d_cuda(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t stride_h,
@@ -187,9 +250,9 @@ Tensor conv2d_cuda(const Tensor& x, const Tensor& weight, const std::optional<Te
   if (out.numel() > 0) {
     dispatch_floating(x.scalar_type(), [&](auto type) {
       using T = typename decltype(type)::type;
-      run_gather(
-          launch, op,
-          forward_gather<T>(z, data<T>(in), data<T>(matrix), add ? data<T>(*add) : nullptr, mutable_data<T>(out)), z);
+      const T* biases = add ? data<T>(*add) : nullptr;
+      run_gathers<T>(launch, op, {forward_gather<T>(z, data<T>(in), data<T>(matrix), biases, mutable_data<T>(out))}, z,
+                     out);
     });
   }
   return from_nhwc(out, is_channels_last(x));
@@ -207,8 +270,10 @@ Tensor input_gradient_cuda(const Tensor& gradient, const Tensor& weight, int64_t
   if (out.numel() > 0) {
     dispatch_floating(gradient.scalar_type(), [&](auto type) {
       using T = typename decltype(type)::type;
+      std::vector<Gather<T>> all;
       backward_gathers<T>(z, data<T>(in), data<T>(matrix), mutable_data<T>(out),
-                          [&](const auto& gather) { run_gather(launch, op, gather, z); });
+                          [&](const auto& gather) { all.push_back(gather); });
+      run_gathers<T>(launch, op, all, z, out);
     });
   }
   return from_nhwc(out, channels_last);

@@ -8,9 +8,10 @@ namespace cog_rwkv {
 
 // Division of numbers below 2^31 by a fixed one, without a division.
 struct Divisor {
-  uint32_t by, factor, shift;
+  uint32_t by = 1, factor = 0, shift = 0;
 
-  explicit Divisor(int64_t value) : by(static_cast<uint32_t>(value)), factor(0), shift(0) {
+  Divisor() = default;
+  explicit Divisor(int64_t value) : by(static_cast<uint32_t>(value)) {
     if (by == 1) return;
     while ((uint64_t{1} << shift) < by) shift++;  // 2^(shift - 1) < by <= 2^shift
     factor = static_cast<uint32_t>(((uint64_t{1} << (31 + shift)) + by - 1) / by);
@@ -33,16 +34,36 @@ struct Grid {
   }
 };
 
-// A block computes S::height places times S::width channels of a group.
-template <class T, class S, int STAGES, bool transposed, bool hopper>
-__global__ void __launch_bounds__(S::threads) half_gather_kernel(Gather<T> a, Grid grid, int width_tiles) {
+// Gathers that write different places of one result: those of a gradient with a stride, in one launch.
+constexpr int kMostGathers = 4;
+struct Gathers {
+  int count = 0;
+  Axis h[kMostGathers], w[kMostGathers];
+  Grid grid[kMostGathers];
+  uint32_t places[kMostGathers], first_tile[kMostGathers + 1] = {};
+};
+
+// A block computes S::height places times S::width channels of a group, over blockIdx.z's part of the terms. With one
+// part it writes a.out, else [parts][size of out] in float to `room`.
+template <class T, class S, bool transposed, bool hopper>
+__global__ void __launch_bounds__(S::threads, S::BLOCKS)
+    half_gather_kernel(Gather<T> a, const __grid_constant__ Gathers gathers, int width_tiles,
+                       float* __restrict__ room) {
+  if constexpr (hopper && !COG_RWKV_WGMMA) return;
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t shared = (shared_address(memory) + 1023) & ~1023u;
+  const uint32_t row_tile = blockIdx.x / width_tiles;
+  int g = 0;
+  while (g + 1 < gathers.count && row_tile >= gathers.first_tile[g + 1]) g++;
+  const Axis& ah = gathers.h[g];
+  const Axis& aw = gathers.w[g];
+  const Grid& grid = gathers.grid[g];
+  const uint32_t place0 = (row_tile - gathers.first_tile[g]) * S::height, places = gathers.places[g];
   const int o0 = static_cast<int>(blockIdx.x % width_tiles) * S::width, group = blockIdx.y;
-  const uint32_t place0 = blockIdx.x / width_tiles * S::height, places = static_cast<uint32_t>(a.places());
   const int piece = threadIdx.x % 8, line = threadIdx.x / 8;  // what this thread copies: of every 32nd line one piece
   const int64_t in_c = a.groups * a.depth;
-  const int depth = static_cast<int>(a.depth), width = static_cast<int>(a.width), deep_steps = (depth + 63) / 64;
+  const int depth = static_cast<int>(a.depth), width = static_cast<int>(a.width);
+  const int in_h = ah.in_size, in_w = aw.in_size, h_taps = ah.taps, w_taps = aw.taps;
 
   constexpr int kLines = S::height / 32;
   const T* pixel[kLines];
@@ -50,32 +71,36 @@ __global__ void __launch_bounds__(S::threads) half_gather_kernel(Gather<T> a, Gr
 #pragma unroll
   for (int i = 0; i < kLines; i++) {
     const uint32_t place = place0 + line + 32 * i;
+    const bool real = place < places;
     int n, y, x;
-    grid.split(place < places ? place : 0, n, y, x);
-    row[i] = place < places ? y * a.h.step + a.h.first : -(1 << 29);  // beyond any image
-    column[i] = x * a.w.step + a.w.first;
-    pixel[i] =
-        a.in + ((int64_t{n} * a.h.in_size + row[i]) * a.w.in_size + column[i]) * in_c + group * a.depth + piece * 8;
-    if (place >= places) pixel[i] = a.in;
+    grid.split(real ? place : 0, n, y, x);
+    row[i] = real ? y * ah.step + ah.first : -(1 << 29);  // beyond any image
+    column[i] = x * aw.step + aw.first;
+    const int64_t at = (int64_t{n} * in_h + (real ? row[i] : 0)) * in_w + column[i];
+    pixel[i] = a.in + at * in_c + group * a.depth + piece * 8;
   }
 
-  // The next step to load: tap (ti, tj), channels from d0 on.
-  int ti = 0, tj = 0, d0 = 0;
+  // Of 64 channels all taps, then the next 64: taps read much the same pixels.
+  const int taps = h_taps * w_taps, all_steps = taps * ((depth + 63) / 64);
+  const int part_steps = (all_steps + static_cast<int>(gridDim.z) - 1) / static_cast<int>(gridDim.z);
+  const int begin = static_cast<int>(blockIdx.z) * part_steps, steps = max(0, min(part_steps, all_steps - begin));
+  int d0 = taps == 0 ? 0 : begin / taps * 64, ti = taps == 0 ? 0 : begin % taps / w_taps;  // the next step to load
+  int tj = taps == 0 ? 0 : begin % taps % w_taps;
   const auto load = [&](uint32_t stage, int) {
-    const int dy = ti * a.h.tap_step, dx = tj * a.w.tap_step;
-    const int64_t shift = (int64_t{dy} * a.w.in_size + dx) * in_c + d0;
+    const int dy = ti * ah.tap_step, dx = tj * aw.tap_step;
+    const int64_t shift = (int64_t{dy} * in_w + dx) * in_c + d0;
     const bool deep = d0 + piece * 8 < depth;
 #pragma unroll
     for (int i = 0; i < kLines; i++) {
-      const bool in = deep && static_cast<unsigned>(row[i] + dy) < static_cast<unsigned>(a.h.in_size) &&
-                      static_cast<unsigned>(column[i] + dx) < static_cast<unsigned>(a.w.in_size);
-      copy16(stage + swizzled(line + 32 * i, piece), in ? pixel[i] + shift : a.in, in);
+      const bool in = deep && static_cast<unsigned>(row[i] + dy) < static_cast<unsigned>(in_h) &&
+                      static_cast<unsigned>(column[i] + dx) < static_cast<unsigned>(in_w);
+      copy16<true>(stage + swizzled(line + 32 * i, piece), in ? pixel[i] + shift : a.in, in);
     }
-    const int r = a.h.weight_first + ti * a.h.weight_step, s = a.w.weight_first + tj * a.w.weight_step;
+    const int r = ah.weight_first + ti * ah.weight_step, s = aw.weight_first + tj * aw.weight_step;
     const uint32_t right = stage + S::height * 128;
     if constexpr (!transposed) {  // lines are outputs
       const T* from = a.weight + a.weight_at(group, d0 + piece * 8, o0 + line, r, s);
-      const int64_t next = int64_t{32} * a.h.kernel * a.w.kernel * depth;
+      const int64_t next = int64_t{32} * ah.kernel * aw.kernel * depth;
 #pragma unroll
       for (int i = 0; i < S::width / 32; i++) {
         const bool in = deep && o0 + line + 32 * i < width;
@@ -83,7 +108,7 @@ __global__ void __launch_bounds__(S::threads) half_gather_kernel(Gather<T> a, Gr
       }
     } else {  // lines are terms
       const T* from = a.weight + a.weight_at(group, d0 + line, o0 + piece * 8, r, s);
-      const int64_t next = int64_t{32} * a.h.kernel * a.w.kernel * width;
+      const int64_t next = int64_t{32} * ah.kernel * aw.kernel * width;
 #pragma unroll
       for (int i = 0; i < 2; i++) {
 #pragma unroll
@@ -94,60 +119,74 @@ __global__ void __launch_bounds__(S::threads) half_gather_kernel(Gather<T> a, Gr
         }
       }
     }
-    d0 += 64;
-    if (d0 < depth) return;
-    d0 = 0;
-    tj = tj + 1 == a.w.taps ? 0 : tj + 1;
-    ti += tj == 0;
+    tj = tj + 1 == w_taps ? 0 : tj + 1;
+    if (tj == 0) ti = ti + 1 == h_taps ? 0 : ti + 1;
+    if (tj == 0 && ti == 0) d0 += 64;
   };
 
-  float sum[S::M][S::N / 2] = {};
-  multiply_steps<T, S, STAGES, false, transposed, hopper>(sum, shared, a.h.taps * a.w.taps * deep_steps, load);
+  float sum[S::N / 2] = {};
+  multiply_steps<T, S, false, transposed, hopper>(sum, shared, steps, load);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first_row = (S::ROWS == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16;
+  const int first_column = o0 + (S::ROWS == 2 ? 0 : warp / 4 * S::N);
+  // Where the channels of a place begin in the result; -1 beyond the last.
+  const auto result_at = [&](uint32_t place) {
+    if (place >= places) return int64_t{-1};
+    int n, y, x;
+    grid.split(place, n, y, x);
+    const int64_t line_at = int64_t{n} * ah.out_size + y * ah.out_step + ah.out_first;
+    return ((line_at * aw.out_size + x * aw.out_step + aw.out_first) * a.groups + group) * a.width;
+  };
+  if (gridDim.z > 1) {
+    const int64_t size = a.images * ah.out_size * aw.out_size * a.groups * a.width;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int64_t at = result_at(place0 + first_row + lane / 4 + 8 * half);
+#pragma unroll
+      for (int j = 0; j < S::N / 8; j++) {
+        const int o = first_column + j * 8 + lane % 4 * 2;
+        if (at < 0 || o >= width) continue;
+        store_vector(room + blockIdx.z * size + at + o,
+                     Vector<float, 2>{sum[j * 4 + half * 2], sum[j * 4 + half * 2 + 1]});
+      }
+    }
+    return;
+  }
 
   // Through shared memory, so that rows are written in 16-byte pieces. Each warp has 16 lines of its own.
-  copies_arrived<0>();
   __syncthreads();
   constexpr int kPitch = S::N + 8;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   T* mine = reinterpret_cast<T*>(memory + (shared - shared_address(memory))) + warp * 16 * kPitch;
-  const int first_row = (S::ROWS == 2 ? warp / 4 * 64 * S::M : 0) + warp % 4 * 16;
-  const int first_column = o0 + (S::ROWS == 2 ? 0 : warp / 4 * S::N);
 #pragma unroll
-  for (int i = 0; i < S::M; i++) {
+  for (int j = 0; j < S::N / 8; j++) {
+    const int c = j * 8 + lane % 4 * 2, o = first_column + c;
+    const bool biased = a.bias != nullptr && o < width;
+    const float b0 = biased ? static_cast<float>(a.bias[group * a.width + o]) : 0.0f;
+    const float b1 = biased ? static_cast<float>(a.bias[group * a.width + o + 1]) : 0.0f;
+    const float* d = sum + j * 4;
+    T* to = mine + lane / 4 * kPitch + c;
+    *reinterpret_cast<Vector<T, 2>*>(to) = {static_cast<T>(d[0] + b0), static_cast<T>(d[1] + b1)};
+    *reinterpret_cast<Vector<T, 2>*>(to + 8 * kPitch) = {static_cast<T>(d[2] + b0), static_cast<T>(d[3] + b1)};
+  }
+  __syncwarp();
 #pragma unroll
-    for (int j = 0; j < S::N / 8; j++) {
-      const int c = j * 8 + lane % 4 * 2, o = first_column + c;
-      const bool biased = a.bias != nullptr && o < width;
-      const float b0 = biased ? static_cast<float>(a.bias[group * a.width + o]) : 0.0f;
-      const float b1 = biased ? static_cast<float>(a.bias[group * a.width + o + 1]) : 0.0f;
-      const float* d = sum[i] + j * 4;
-      T* to = mine + lane / 4 * kPitch + c;
-      *reinterpret_cast<Vector<T, 2>*>(to) = {static_cast<T>(d[0] + b0), static_cast<T>(d[1] + b1)};
-      *reinterpret_cast<Vector<T, 2>*>(to + 8 * kPitch) = {static_cast<T>(d[2] + b0), static_cast<T>(d[3] + b1)};
-    }
-    __syncwarp();
-#pragma unroll
-    for (int k = lane; k < 16 * S::N / 8; k += 32) {
-      const int r = k / (S::N / 8), c = k % (S::N / 8) * 8;
-      const uint32_t place = place0 + first_row + i * 64 + r;
-      if (place >= places || first_column + c >= width) continue;
-      int n, y, x;
-      grid.split(place, n, y, x);
-      const int64_t at = (int64_t{n} * a.h.out_size + y * a.h.out_step + a.h.out_first) * a.w.out_size +
-                         x * a.w.out_step + a.w.out_first;
-      store_vector(a.out + (at * a.groups + group) * a.width + first_column + c,
-                   load_vector<T, 8>(mine + r * kPitch + c));
-    }
-    __syncwarp();
+  for (int k = lane; k < 16 * S::N / 8; k += 32) {
+    const int r = k / (S::N / 8), c = k % (S::N / 8) * 8;
+    const int64_t at = result_at(place0 + first_row + r);
+    if (at < 0 || first_column + c >= width) continue;
+    store_vector(a.out + at + first_column + c, load_vector<T, 8>(mine + r * kPitch + c));
   }
 }
 
 // The gradient of the weight. A block computes S::height outputs k times S::width columns (tap, channel), of blocks of
-// 64 channels of one tap, over blockIdx.z's part of the places: out [parts][K][R S C / groups] in float.
-template <class T, class S, int STAGES, bool hopper>
-__global__ void __launch_bounds__(S::threads)
-    half_weight_kernel(const T* __restrict__ gradient, const T* __restrict__ x, float* __restrict__ out, ConvSizes z,
-                       Grid grid, int column_tiles, int part_steps) {
+// 64 channels of one tap, over blockIdx.z's part of the places: [K][R S C / groups], or with several parts
+// [parts][K][R S C / groups] in float.
+template <class T, class S, bool hopper>
+__global__ void __launch_bounds__(S::threads, S::BLOCKS)
+    half_weight_kernel(const T* __restrict__ gradient, const T* __restrict__ x, T* __restrict__ out,
+                       float* __restrict__ room, ConvSizes z, Grid grid, int column_tiles, int part_steps) {
+  if constexpr (hopper && !COG_RWKV_WGMMA) return;
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t shared = (shared_address(memory) + 1023) & ~1023u;
   const int k_group = static_cast<int>(z.k_group()), c_group = static_cast<int>(z.c_group());
@@ -155,6 +194,8 @@ __global__ void __launch_bounds__(S::threads)
   const int block0 = static_cast<int>(blockIdx.x % column_tiles) * (S::width / 64), tap_blocks = (c_group + 63) / 64;
   const int h = static_cast<int>(z.h), w = static_cast<int>(z.w), s_size = static_cast<int>(z.s);
   const int taps = static_cast<int>(z.r * z.s), piece = threadIdx.x % 8, line = threadIdx.x / 8;
+  const int y_step = static_cast<int>(z.rows.stride), x_step = static_cast<int>(z.columns.stride);
+  const int64_t z_c = z.c, z_k = z.k;
   const uint32_t places = static_cast<uint32_t>(z.n * z.p * z.q);
   const uint32_t begin = blockIdx.z * static_cast<uint32_t>(part_steps) * 64;
 
@@ -176,44 +217,46 @@ __global__ void __launch_bounds__(S::threads)
       const bool real = place < places;
       int n, p, q;
       grid.split(real ? place : 0, n, p, q);
-      const T* from = gradient + static_cast<int64_t>(real ? place : 0) * z.k + group * k_group + k0 + piece * 8;
+      const T* from = gradient + static_cast<int64_t>(real ? place : 0) * z_k + group * k_group + k0 + piece * 8;
 #pragma unroll
       for (int b = 0; b < S::height / 64; b++) {
         const bool in = real && k0 + b * 64 + piece * 8 < k_group;
         copy16(stage + b * kBlockBytes + swizzled(l, piece), in ? from + b * 64 : gradient, in);
       }
-      const int row = p * static_cast<int>(z.rows.stride), column = q * static_cast<int>(z.columns.stride);
+      const int row = p * y_step, column = q * x_step;
       const uint32_t right = stage + S::height * 128;
 #pragma unroll
       for (int b = 0; b < kBlocks; b++) {
         const bool in = real && static_cast<unsigned>(row + dy[b]) < static_cast<unsigned>(h) &&
                         static_cast<unsigned>(column + dx[b]) < static_cast<unsigned>(w);
         const int64_t at = (int64_t{n} * h + row + dy[b]) * w + column + dx[b];
-        copy16(right + b * kBlockBytes + swizzled(l, piece), in ? x + at * z.c + channel[b] : x, in);
+        copy16(right + b * kBlockBytes + swizzled(l, piece), in ? x + at * z_c + channel[b] : x, in);
       }
     }
   };
 
   const int steps_left = static_cast<int>((places + 63) / 64) - static_cast<int>(blockIdx.z) * part_steps;
-  float sum[S::M][S::N / 2] = {};
-  multiply_steps<T, S, STAGES, true, true, hopper>(sum, shared, min(part_steps, steps_left), load);
+  float sum[S::N / 2] = {};
+  multiply_steps<T, S, true, true, hopper>(sum, shared, min(part_steps, steps_left), load);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int first_row = k0 + (S::ROWS == 2 ? warp / 4 * 64 * S::M : 0) + warp % 4 * 16 + lane / 4;
+  const int first_row = k0 + (S::ROWS == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16 + lane / 4;
   const int first_block = block0 + (S::ROWS == 2 ? 0 : warp / 4 * S::N / 64);
 #pragma unroll
-  for (int i = 0; i < S::M; i++) {
+  for (int j = 0; j < S::N / 8; j++) {
+    const int block = first_block + j / 8, tap = block / tap_blocks;
+    const int c = block % tap_blocks * 64 + j % 8 * 8 + lane % 4 * 2;
+    if (tap >= taps || c >= c_group) continue;
 #pragma unroll
-    for (int j = 0; j < S::N / 8; j++) {
-      const int block = first_block + j / 8, tap = block / tap_blocks;
-      const int c = block % tap_blocks * 64 + j % 8 * 8 + lane % 4 * 2;
-      if (tap >= taps || c >= c_group) continue;
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int k = first_row + i * 64 + half * 8;
-        if (k >= k_group) continue;
-        float* to = out + ((static_cast<int64_t>(blockIdx.z) * z.k + group * k_group + k) * taps + tap) * c_group + c;
-        store_vector(to, Vector<float, 2>{sum[i][j * 4 + half * 2], sum[i][j * 4 + half * 2 + 1]});
+    for (int half = 0; half < 2; half++) {
+      const int k = first_row + half * 8;
+      if (k >= k_group) continue;
+      const int64_t at = ((static_cast<int64_t>(blockIdx.z) * z_k + group * k_group + k) * taps + tap) * c_group + c;
+      const float first = sum[j * 4 + half * 2], second = sum[j * 4 + half * 2 + 1];
+      if (gridDim.z > 1) {
+        store_vector(room + at, Vector<float, 2>{first, second});
+      } else {
+        store_vector(out + at, Vector<T, 2>{static_cast<T>(first), static_cast<T>(second)});
       }
     }
   }

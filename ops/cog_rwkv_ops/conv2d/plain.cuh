@@ -127,14 +127,26 @@ __global__ void __launch_bounds__(kPlainThreads)
   }
 }
 
-// out[i] = the sum of the parts' i, in their order.
-template <class T>
+// out[i] = the sum of the parts' i, in their order, and of the bias of channel i % channels. W values at once.
+template <int W, class T>
 __global__ void __launch_bounds__(256)
-    add_parts_kernel(const arithmetic_t<T>* __restrict__ parts, T* __restrict__ out, int64_t size, int64_t count) {
-  for (int64_t i = blockIdx.x * int64_t{256} + threadIdx.x; i < size; i += int64_t{256} * gridDim.x) {
-    arithmetic_t<T> sum = parts[i];
-    for (int64_t part = 1; part < count; part++) sum += parts[part * size + i];
-    out[i] = static_cast<T>(sum);
+    add_parts_kernel(const arithmetic_t<T>* __restrict__ parts, const T* __restrict__ bias, T* __restrict__ out,
+                     int64_t size, int64_t count, int64_t channels) {
+  using A = arithmetic_t<T>;
+  for (int64_t i = (blockIdx.x * int64_t{256} + threadIdx.x) * W; i < size; i += int64_t{256} * W * gridDim.x) {
+    Vector<A, W> sum = load_vector<A, W>(parts + i);
+    for (int64_t part = 1; part < count; part++) {
+      const Vector<A, W> more = load_vector<A, W>(parts + part * size + i);
+#pragma unroll
+      for (int j = 0; j < W; j++) sum.values[j] += more.values[j];
+    }
+    Vector<T, W> rounded;
+#pragma unroll
+    for (int j = 0; j < W; j++) {
+      const A add = bias == nullptr ? A{0} : static_cast<A>(bias[(i + j) % channels]);
+      rounded.values[j] = static_cast<T>(sum.values[j] + add);
+    }
+    store_vector(out + i, rounded);
   }
 }
 

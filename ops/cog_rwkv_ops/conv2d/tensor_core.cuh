@@ -29,10 +29,16 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// 16 bytes from memory to shared memory, or zeros; complete at a later copies_arrived().
+// 16 bytes from memory to shared memory, or zeros; complete at a later copies_arrived(). `again`: through the nearest
+// cache, where the same bytes will be asked for again soon.
+template <bool again = false>
 __device__ __forceinline__ void copy16(uint32_t to, const void* from, bool valid) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  if constexpr (again) {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  }
 }
 __device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int pending>
@@ -83,27 +89,21 @@ __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b
   }
 }
 
-// sum[i] += 64 terms of rows row + 64 i (+ 16 for each warp of four) of `left` times N rows of `right` from `column`
+// sum += 64 terms of 64 rows of `left` from `row` on, 16 for each warp of four, times N rows of `right` from `column`
 // on.
-template <class T, int M, int N, bool left_wide, bool right_wide>
-__device__ __forceinline__ void multiply_mma(float (&sum)[M][N / 2], uint32_t left, int row, uint32_t right,
-                                             int column) {
+template <class T, int N, bool left_wide, bool right_wide>
+__device__ __forceinline__ void multiply_mma(float (&sum)[N / 2], uint32_t left, int row, uint32_t right, int column) {
   const int warp = threadIdx.x / 32 % 4;
 #pragma unroll
   for (int term = 0; term < kLine; term += 16) {
-    uint32_t a[M][4];
-#pragma unroll
-    for (int i = 0; i < M; i++)
-      load_matrices<left_wide>(a[i], matrices_at<left_wide>(left, row + 64 * i + 16 * warp, term));
+    uint32_t a[4];
+    load_matrices<left_wide>(a, matrices_at<left_wide>(left, row + 16 * warp, term));
 #pragma unroll
     for (int n = 0; n < N; n += 16) {
       uint32_t b[4];
       load_matrices<right_wide>(b, matrices_at<right_wide>(right, column + n, term));
-#pragma unroll
-      for (int i = 0; i < M; i++) {
-        mma<T>(sum[i] + n / 2, a[i], b[0], b[2]);
-        mma<T>(sum[i] + n / 2 + 4, a[i], b[1], b[3]);
-      }
+      mma<T>(sum + n / 2, a, b[0], b[2]);
+      mma<T>(sum + n / 2 + 4, a, b[1], b[3]);
     }
   }
 }
@@ -164,9 +164,9 @@ __device__ __forceinline__ void wgmma(float* d, uint64_t a, uint64_t b) {
   }
 }
 
-// As multiply_mma, but under way when it returns: multiplied<pending>() waits for all but the last `pending` of them.
-template <class T, int M, int N, bool left_wide, bool right_wide>
-__device__ __forceinline__ void multiply_wgmma(float (&sum)[M][N / 2], uint32_t left, int row, uint32_t right,
+// As multiply_mma.
+template <class T, int N, bool left_wide, bool right_wide>
+__device__ __forceinline__ void multiply_wgmma(float (&sum)[N / 2], uint32_t left, int row, uint32_t right,
                                                int column) {
   // From one row to the next 64, and from 16 terms to the next: a wide tile has 16 lines where a deep one has 32 bytes.
   constexpr int left_step = left_wide ? 16 * 128 : 32, right_step = right_wide ? 16 * 128 : 32;
@@ -174,78 +174,61 @@ __device__ __forceinline__ void multiply_wgmma(float (&sum)[M][N / 2], uint32_t 
 #pragma unroll
   for (int k = 0; k < kLine / 16; k++) {
     const uint64_t b = descriptor(right + column / 64 * kBlockBytes + k * right_step);
-#pragma unroll
-    for (int i = 0; i < M; i++) {
-      const uint64_t a = descriptor(left + (row / 64 + i) * kBlockBytes + k * left_step);
-      wgmma<T, N, left_wide, right_wide>(sum[i], a, b);
-    }
+    wgmma<T, N, left_wide, right_wide>(sum, descriptor(left + row / 64 * kBlockBytes + k * left_step), b);
   }
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int pending>
-__device__ __forceinline__ void multiplied() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-}
-// For the compiler: what it knows of the sums ends here, where the last products have been added to them.
-template <int M, int N>
-__device__ __forceinline__ void sums_written(float (&sum)[M][N]) {
+  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-  for (int i = 0; i < M; i++) {
-#pragma unroll
-    for (int j = 0; j < N; j++) asm volatile("" : "+f"(sum[i][j])::"memory");
-  }
+  for (int j = 0; j < N / 2; j++) asm volatile("" : "+f"(sum[j])::"memory");
 }
 #endif
 
 // ---- the loop over the terms
 
 // How the 8 warps of a block share its tile: groups of four warps above each other (ROWS of them, 1 or 2) or side by
-// side; each computes M times 64 rows and N columns.
-template <int ROWS_, int M_, int N_>
+// side; each computes 64 rows and N columns. STAGES steps are in shared memory at once, so that BLOCKS blocks fit on a
+// multiprocessor: while one waits for memory, the other multiplies.
+template <int ROWS_, int N_, int STAGES_, int BLOCKS_>
 struct Shape {
-  static constexpr int ROWS = ROWS_, M = M_, N = N_, threads = 256;
-  static constexpr int height = 64 * M * ROWS, width = N * (2 / ROWS);
+  static constexpr int ROWS = ROWS_, N = N_, STAGES = STAGES_, BLOCKS = BLOCKS_, threads = 256;
+  static constexpr int height = 64 * ROWS, width = N * (2 / ROWS);
   static constexpr int bytes = (height + width) * 128;  // of one stage
+  static constexpr int shared = STAGES * bytes + 1024;  // tiles begin on a multiple of 1024
 };
 
-// Calls load(stage address, step) for each of `steps` steps of 64 terms, STAGES - 2 steps ahead, and adds up the
+// Calls load(stage address, step) for each of `steps` steps of 64 terms, STAGES - 1 steps ahead, and adds up the
 // products of the tiles that it copied there: the left one, then the right one.
-template <class T, class S, int STAGES, bool left_wide, bool right_wide, bool hopper, class Load>
-__device__ __forceinline__ void multiply_steps(float (&sum)[S::M][S::N / 2], uint32_t shared, int steps,
-                                               const Load& load) {
+template <class T, class S, bool left_wide, bool right_wide, bool hopper, class Load>
+__device__ __forceinline__ void multiply_steps(float (&sum)[S::N / 2], uint32_t shared, int steps, const Load& load) {
   const int group = threadIdx.x / 128;
-  const int row = S::ROWS == 2 ? group * 64 * S::M : 0, column = S::ROWS == 2 ? 0 : group * S::N;
-  constexpr int ahead = STAGES - 2;
+  const int row = S::ROWS == 2 ? group * 64 : 0, column = S::ROWS == 2 ? 0 : group * S::N;
+  constexpr int ahead = S::STAGES - 1;
 #pragma unroll
   for (int step = 0; step < ahead; step++) {
     if (step < steps) load(shared + step * S::bytes, step);
     end_copies();
   }
-  int stage = 0, next = ahead;  // next: where the step that is `ahead` goes
+  int stage = 0, next = ahead;  // next: where the step that is `ahead` goes, and the last step was
   for (int step = 0; step < steps; step++) {
     copies_arrived<ahead - 1>();
     if constexpr (hopper) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncthreads();  // this step is there for all, and all are done with the step before the last
+    __syncthreads();  // this step is there for all, and all are done with the last
     if (step + ahead < steps) load(shared + next * S::bytes, step + ahead);
     end_copies();
     const uint32_t left = shared + stage * S::bytes, right = left + S::height * 128;
     if constexpr (hopper) {
 #if COG_RWKV_WGMMA
-      multiply_wgmma<T, S::M, S::N, left_wide, right_wide>(sum, left, row, right, column);
-      multiplied<1>();
+      multiply_wgmma<T, S::N, left_wide, right_wide>(sum, left, row, right, column);
 #endif
     } else {
-      multiply_mma<T, S::M, S::N, left_wide, right_wide>(sum, left, row, right, column);
+      multiply_mma<T, S::N, left_wide, right_wide>(sum, left, row, right, column);
     }
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
-    next = next + 1 == STAGES ? 0 : next + 1;
+    stage = stage + 1 == S::STAGES ? 0 : stage + 1;
+    next = next + 1 == S::STAGES ? 0 : next + 1;
   }
-#if COG_RWKV_WGMMA
-  if constexpr (hopper) {
-    multiplied<0>();
-    sums_written(sum);
-  }
-#endif
 }
+
+// Has twice the threads where it was compiled for 9.0a: that is how the host learns whether wgmma is there, also where
+// the driver compiled the kernels.
+static __global__ void __launch_bounds__(COG_RWKV_WGMMA ? 64 : 32) has_wgmma_kernel() {}
 
 }  // namespace cog_rwkv

@@ -17,6 +17,7 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 
 try:
     from torch.utils import cpp_extension
@@ -180,9 +181,15 @@ class Build(cpp_extension.BuildExtension):
         super().build_extension(ext)
 
 
+class Wheel(bdist_wheel):
+    """The libraries use nothing of Python's: one wheel serves every version."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 os.chdir(HERE)
 setup(
     ext_modules=extensions(),
-    cmdclass={"build_ext": Build},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
 )

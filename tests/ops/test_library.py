@@ -123,7 +123,7 @@ from cog_rwkv_ops import _library
 if not _library.HAS_CUDA:  # a CPU build of torch, which must not load it by itself
     _library.load_library(_library.FOLDER / "_cuda.abi3.so")
 names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("cog_rwkv::")]
-has = torch._C._dispatch_has_kernel_for_dispatch_key
+has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
 print(len(names) > 4, [n for n in names if not (has(n, "CUDA") and has(n, "CPU"))])
 """
     found = run(sys.executable, "-c", code, CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(INSTALLED.parent))

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "half.cuh"
+#include "hopper.cuh"
 #include "plain.cuh"
 
 namespace cog_rwkv {
@@ -64,6 +64,10 @@ bool countable(const ConvSizes& z) {
 using Square = Shape<2, 128, 3, 2>;
 using Thin = Shape<2, 64, 3, 3>;
 using Flat = Shape<1, 64, 3, 3>;
+// The same with a ninth warp, which copies.
+using HopperSquare = Shape<2, 128, 3, 2, 288>;
+using HopperThin = Shape<2, 64, 3, 3, 288>;
+using HopperFlat = Shape<1, 64, 3, 3, 288>;
 
 // Microseconds that a step of a tile takes on a multiprocessor: with enough blocks there, and with one alone. Measured
 // on an H200; they decide between tiles and numbers of parts, nothing else.
@@ -71,7 +75,7 @@ struct StepTime {
   double busy, alone;
   int blocks;  // that fit on a multiprocessor
 };
-constexpr StepTime kSquareTime{0.40, 0.60, 2}, kThinTime{0.24, 0.45, 3};
+constexpr StepTime kSquareTime{0.32, 0.38, 2}, kThinTime{0.19, 0.28, 3};
 
 struct Plan {
   double cost = 1e30;
@@ -112,6 +116,36 @@ Tensor room_for_parts(const Tensor& like, int64_t parts, int64_t size) {
   return torch::stable::new_empty(like, {parts, size}, type);
 }
 
+// What TMA is told of one dimension of a gather.
+MapLine map_line(const Axis& axis) {
+  const int64_t span = int64_t{axis.taps - 1} * axis.tap_step;
+  return {axis.in_size, axis.size, axis.step, axis.first + std::min<int64_t>(0, span)};
+}
+bool map_possible(const Axis& axis) {
+  return axis.taps == 0 || (map_line(axis).possible() && int64_t{axis.taps - 1} * std::abs(axis.tap_step) <= 255);
+}
+
+template <class T, class S>
+GatherMaps gather_maps(const char* op, const std::vector<Gather<T>>& all) {
+  const Gather<T>& a = all[0];
+  const int64_t outputs = a.transposed ? a.depth : a.width, inputs = a.transposed ? a.width : a.depth;
+  GatherMaps maps{};
+  maps.weight = matrix_map(op, a.weight, inputs, int64_t{a.h.kernel} * a.w.kernel, outputs * a.groups,
+                           a.transposed ? kLine : S::width, false);
+  for (size_t g = 0; g < all.size(); g++) {
+    if (all[g].h.taps * all[g].w.taps == 0) continue;
+    const MapLine h = map_line(all[g].h), w = map_line(all[g].w);
+    maps.pixels[g] = image_map(op, a.in, a.images, a.groups * a.depth, h, w, S::height);
+    maps.first_y[g] = static_cast<int>(h.first);
+    maps.first_x[g] = static_cast<int>(w.first);
+  }
+  return maps;
+}
+
+// A tile of a group reaches into the next one where its channels are no multiple of 64: then TMA would read what is not
+// of this group.
+bool tiles_end(const ConvSizes& z) { return z.groups == 1 || (z.c_group() % kLine == 0 && z.k_group() % kLine == 0); }
+
 // `all` are gathers into one result, at most kMostGathers.
 template <class T, class S, bool transposed, bool hopper>
 void start_gathers(const Launch& launch, const char* op, const std::vector<Gather<T>>& all, int64_t parts,
@@ -133,8 +167,14 @@ void start_gathers(const Launch& launch, const char* op, const std::vector<Gathe
                   static_cast<unsigned>(parts));
   const int64_t size = result.numel();
   const Tensor room = room_for_parts<T>(result, parts > 1 ? parts : 0, size);
-  start(launch, op, half_gather_kernel<T, S, transposed, hopper>, grid, S::threads, S::shared, first, gathers,
-        static_cast<int>(width_tiles), parts > 1 ? mutable_data<float>(room) : nullptr);
+  float* const sums = parts > 1 ? mutable_data<float>(room) : nullptr;
+  if constexpr (hopper) {
+    start(launch, op, hopper_gather_kernel<T, S, transposed>, grid, S::threads, S::shared, first, gathers,
+          gather_maps<T, S>(op, all), static_cast<int>(width_tiles), sums);
+  } else {
+    start(launch, op, half_gather_kernel<T, S, transposed>, grid, S::threads, S::shared, first, gathers,
+          static_cast<int>(width_tiles), sums);
+  }
   if (parts > 1) add_parts<T>(launch, room, first.bias, first.out, first.groups * first.width);
 }
 
@@ -153,17 +193,14 @@ Plan gather_plan(const char* op, const std::vector<Gather<T>>& all, bool whole, 
 }
 
 template <class T, bool transposed>
-void half_gathers(const Launch& launch, const char* op, const std::vector<Gather<T>>& all, bool whole,
+void half_gathers(const Launch& launch, const char* op, const std::vector<Gather<T>>& all, bool whole, bool hopper,
                   const Tensor& result) {
   const Plan square = gather_plan<T, Square>(op, all, whole, result.numel(), kSquareTime);
   const Plan thin = gather_plan<T, Thin>(op, all, whole, result.numel(), kThinTime);
-  if (gpu(op).hopper) {
-    if (square.cost <= thin.cost)
-      return start_gathers<T, Square, transposed, true>(launch, op, all, square.parts, result);
-    return start_gathers<T, Thin, transposed, true>(launch, op, all, thin.parts, result);
-  }
-  if (square.cost <= thin.cost)
-    return start_gathers<T, Square, transposed, false>(launch, op, all, square.parts, result);
+  const bool wide = square.cost <= thin.cost;
+  if (hopper && wide) return start_gathers<T, HopperSquare, transposed, true>(launch, op, all, square.parts, result);
+  if (hopper) return start_gathers<T, HopperThin, transposed, true>(launch, op, all, thin.parts, result);
+  if (wide) return start_gathers<T, Square, transposed, false>(launch, op, all, square.parts, result);
   start_gathers<T, Thin, transposed, false>(launch, op, all, thin.parts, result);
 }
 
@@ -177,10 +214,12 @@ void run_gathers(const Launch& launch, const char* op, const std::vector<Gather<
         const auto end = std::min(all.size(), begin + kMostGathers);
         const std::vector<Gather<T>> some(all.begin() + begin, all.begin() + end);
         const bool whole = some.size() == all.size();
+        bool hopper = gpu(op).hopper && tiles_end(z);
+        for (const Gather<T>& a : some) hopper = hopper && map_possible(a.h) && map_possible(a.w);
         if (all[0].transposed) {
-          half_gathers<T, true>(launch, op, some, whole, result);
+          half_gathers<T, true>(launch, op, some, whole, hopper, result);
         } else {
-          half_gathers<T, false>(launch, op, some, whole, result);
+          half_gathers<T, false>(launch, op, some, whole, hopper, result);
         }
       }
       return;
@@ -207,9 +246,18 @@ void half_weight(const Launch& launch, const char* op, const ConvSizes& z, const
   const Tensor room = room_for_parts<T>(out, parts > 1 ? parts : 0, size);
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(z.groups), static_cast<unsigned>(parts));
   const Grid places{Divisor(z.p), Divisor(z.q)};
-  start(launch, op, half_weight_kernel<T, S, hopper>, grid, S::threads, S::shared, gradient, x, mutable_data<T>(out),
-        parts > 1 ? mutable_data<float>(room) : nullptr, z, places, static_cast<int>(column_tiles),
-        static_cast<int>(part_steps));
+  float* const sums = parts > 1 ? mutable_data<float>(room) : nullptr;
+  T* const to = mutable_data<T>(out);
+  if constexpr (hopper) {
+    const Axis h = forward_axis(z.h, z.r, z.p, z.rows), w = forward_axis(z.w, z.s, z.q, z.columns);
+    start(launch, op, hopper_weight_kernel<T, S>, grid, S::threads, S::shared,
+          matrix_map(op, gradient, z.k, z.n * z.p * z.q, 1, kLine, true),
+          image_map(op, x, z.n, z.c, map_line(h), map_line(w), kLine), to, sums, z, places,
+          static_cast<int>(column_tiles), static_cast<int>(part_steps));
+  } else {
+    start(launch, op, half_weight_kernel<T, S>, grid, S::threads, S::shared, gradient, x, to, sums, z, places,
+          static_cast<int>(column_tiles), static_cast<int>(part_steps));
+  }
   if (parts > 1) add_parts<T>(launch, room, nullptr, mutable_data<T>(out), size);
 }
 
@@ -219,8 +267,11 @@ void run_weight(const Launch& launch, const char* op, const ConvSizes& z, const 
   if constexpr (is_half<T>) {
     if (aligned(z) && countable(z) && z.n * z.p * z.q > 0 && aligned16(gradient, x)) {
       const bool flat = z.k_group() <= 64;
-      if (gpu(op).hopper && flat) return half_weight<T, Flat, true>(launch, op, z, gradient, x, out);
-      if (gpu(op).hopper) return half_weight<T, Square, true>(launch, op, z, gradient, x, out);
+      const bool possible =
+          map_possible(forward_axis(z.h, z.r, z.p, z.rows)) && map_possible(forward_axis(z.w, z.s, z.q, z.columns));
+      const bool hopper = gpu(op).hopper && possible;
+      if (hopper && flat) return half_weight<T, HopperFlat, true>(launch, op, z, gradient, x, out);
+      if (hopper) return half_weight<T, HopperSquare, true>(launch, op, z, gradient, x, out);
       if (flat) return half_weight<T, Flat, false>(launch, op, z, gradient, x, out);
       return half_weight<T, Square, false>(launch, op, z, gradient, x, out);
     }

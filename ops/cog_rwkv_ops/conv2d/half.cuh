@@ -43,13 +43,99 @@ struct Gathers {
   uint32_t places[kMostGathers], first_tile[kMostGathers + 1] = {};
 };
 
+// What a block of either kernel has of its result, from the sums of its 8 warps: places from place0 on, channels from
+// o0 on. `tiles` is shared memory that nobody uses any more.
+template <class T, class S>
+__device__ __forceinline__ void write_places(const Gather<T>& a, const Axis& ah, const Axis& aw, const Grid& grid,
+                                             uint32_t places, uint32_t place0, int o0, int group,
+                                             const float (&sum)[S::N / 2], unsigned char* tiles, float* room) {
+  const int width = static_cast<int>(a.width);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first_row = (S::ROWS == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16;
+  const int first_column = o0 + (S::ROWS == 2 ? 0 : warp / 4 * S::N);
+  // Where the channels of a place begin in the result; -1 beyond the last.
+  const auto result_at = [&](uint32_t place) {
+    if (place >= places) return int64_t{-1};
+    int n, y, x;
+    grid.split(place, n, y, x);
+    const int64_t line_at = int64_t{n} * ah.out_size + y * ah.out_step + ah.out_first;
+    return ((line_at * aw.out_size + x * aw.out_step + aw.out_first) * a.groups + group) * a.width;
+  };
+  if (gridDim.z > 1) {
+    const int64_t size = a.images * ah.out_size * aw.out_size * a.groups * a.width;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int64_t at = result_at(place0 + first_row + lane / 4 + 8 * half);
+#pragma unroll
+      for (int j = 0; j < S::N / 8; j++) {
+        const int o = first_column + j * 8 + lane % 4 * 2;
+        if (at < 0 || o >= width) continue;
+        store_vector(room + blockIdx.z * size + at + o,
+                     Vector<float, 2>{sum[j * 4 + half * 2], sum[j * 4 + half * 2 + 1]});
+      }
+    }
+    return;
+  }
+
+  // Through shared memory, so that rows are written in 16-byte pieces. Each warp has 16 lines of its own.
+  constexpr int kPitch = S::N + 8;
+  T* mine = reinterpret_cast<T*>(tiles) + warp * 16 * kPitch;
+#pragma unroll
+  for (int j = 0; j < S::N / 8; j++) {
+    const int c = j * 8 + lane % 4 * 2, o = first_column + c;
+    const bool biased = a.bias != nullptr && o < width;
+    const float b0 = biased ? static_cast<float>(a.bias[group * a.width + o]) : 0.0f;
+    const float b1 = biased ? static_cast<float>(a.bias[group * a.width + o + 1]) : 0.0f;
+    const float* d = sum + j * 4;
+    T* to = mine + lane / 4 * kPitch + c;
+    *reinterpret_cast<Vector<T, 2>*>(to) = {static_cast<T>(d[0] + b0), static_cast<T>(d[1] + b1)};
+    *reinterpret_cast<Vector<T, 2>*>(to + 8 * kPitch) = {static_cast<T>(d[2] + b0), static_cast<T>(d[3] + b1)};
+  }
+  __syncwarp();
+#pragma unroll
+  for (int k = lane; k < 16 * S::N / 8; k += 32) {
+    const int r = k / (S::N / 8), c = k % (S::N / 8) * 8;
+    const int64_t at = result_at(place0 + first_row + r);
+    if (at < 0 || first_column + c >= width) continue;
+    store_vector(a.out + at + first_column + c, load_vector<T, 8>(mine + r * kPitch + c));
+  }
+}
+
+// Likewise of the gradient of the weight: outputs from k0 on, blocks of 64 columns from block0 on.
+template <class T, class S>
+__device__ __forceinline__ void write_weights(const ConvSizes& z, int k0, int block0, int group,
+                                              const float (&sum)[S::N / 2], T* out, float* room) {
+  const int k_group = static_cast<int>(z.k_group()), c_group = static_cast<int>(z.c_group());
+  const int taps = static_cast<int>(z.r * z.s), tap_blocks = (c_group + 63) / 64;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first_row = k0 + (S::ROWS == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16 + lane / 4;
+  const int first_block = block0 + (S::ROWS == 2 ? 0 : warp / 4 * S::N / 64);
+#pragma unroll
+  for (int j = 0; j < S::N / 8; j++) {
+    const int block = first_block + j / 8, tap = block / tap_blocks;
+    const int c = block % tap_blocks * 64 + j % 8 * 8 + lane % 4 * 2;
+    if (tap >= taps || c >= c_group) continue;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int k = first_row + half * 8;
+      if (k >= k_group) continue;
+      const int64_t at = ((static_cast<int64_t>(blockIdx.z) * z.k + group * k_group + k) * taps + tap) * c_group + c;
+      const float first = sum[j * 4 + half * 2], second = sum[j * 4 + half * 2 + 1];
+      if (gridDim.z > 1) {
+        store_vector(room + at, Vector<float, 2>{first, second});
+      } else {
+        store_vector(out + at, Vector<T, 2>{static_cast<T>(first), static_cast<T>(second)});
+      }
+    }
+  }
+}
+
 // A block computes S::height places times S::width channels of a group, over blockIdx.z's part of the terms. With one
 // part it writes a.out, else [parts][size of out] in float to `room`.
-template <class T, class S, bool transposed, bool hopper>
+template <class T, class S, bool transposed>
 __global__ void __launch_bounds__(S::threads, S::BLOCKS)
     half_gather_kernel(Gather<T> a, const __grid_constant__ Gathers gathers, int width_tiles,
                        float* __restrict__ room) {
-  if constexpr (hopper && !COG_RWKV_WGMMA) return;
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t shared = (shared_address(memory) + 1023) & ~1023u;
   const uint32_t row_tile = blockIdx.x / width_tiles;
@@ -125,68 +211,18 @@ __global__ void __launch_bounds__(S::threads, S::BLOCKS)
   };
 
   float sum[S::N / 2] = {};
-  multiply_steps<T, S, false, transposed, hopper>(sum, shared, steps, load);
+  multiply_steps<T, S, false, transposed>(sum, shared, steps, load);
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int first_row = (S::ROWS == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16;
-  const int first_column = o0 + (S::ROWS == 2 ? 0 : warp / 4 * S::N);
-  // Where the channels of a place begin in the result; -1 beyond the last.
-  const auto result_at = [&](uint32_t place) {
-    if (place >= places) return int64_t{-1};
-    int n, y, x;
-    grid.split(place, n, y, x);
-    const int64_t line_at = int64_t{n} * ah.out_size + y * ah.out_step + ah.out_first;
-    return ((line_at * aw.out_size + x * aw.out_step + aw.out_first) * a.groups + group) * a.width;
-  };
-  if (gridDim.z > 1) {
-    const int64_t size = a.images * ah.out_size * aw.out_size * a.groups * a.width;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int64_t at = result_at(place0 + first_row + lane / 4 + 8 * half);
-#pragma unroll
-      for (int j = 0; j < S::N / 8; j++) {
-        const int o = first_column + j * 8 + lane % 4 * 2;
-        if (at < 0 || o >= width) continue;
-        store_vector(room + blockIdx.z * size + at + o,
-                     Vector<float, 2>{sum[j * 4 + half * 2], sum[j * 4 + half * 2 + 1]});
-      }
-    }
-    return;
-  }
-
-  // Through shared memory, so that rows are written in 16-byte pieces. Each warp has 16 lines of its own.
-  __syncthreads();
-  constexpr int kPitch = S::N + 8;
-  T* mine = reinterpret_cast<T*>(memory + (shared - shared_address(memory))) + warp * 16 * kPitch;
-#pragma unroll
-  for (int j = 0; j < S::N / 8; j++) {
-    const int c = j * 8 + lane % 4 * 2, o = first_column + c;
-    const bool biased = a.bias != nullptr && o < width;
-    const float b0 = biased ? static_cast<float>(a.bias[group * a.width + o]) : 0.0f;
-    const float b1 = biased ? static_cast<float>(a.bias[group * a.width + o + 1]) : 0.0f;
-    const float* d = sum + j * 4;
-    T* to = mine + lane / 4 * kPitch + c;
-    *reinterpret_cast<Vector<T, 2>*>(to) = {static_cast<T>(d[0] + b0), static_cast<T>(d[1] + b1)};
-    *reinterpret_cast<Vector<T, 2>*>(to + 8 * kPitch) = {static_cast<T>(d[2] + b0), static_cast<T>(d[3] + b1)};
-  }
-  __syncwarp();
-#pragma unroll
-  for (int k = lane; k < 16 * S::N / 8; k += 32) {
-    const int r = k / (S::N / 8), c = k % (S::N / 8) * 8;
-    const int64_t at = result_at(place0 + first_row + r);
-    if (at < 0 || first_column + c >= width) continue;
-    store_vector(a.out + at + first_column + c, load_vector<T, 8>(mine + r * kPitch + c));
-  }
+  write_places<T, S>(a, ah, aw, grid, places, place0, o0, group, sum, memory + (shared - shared_address(memory)), room);
 }
 
 // The gradient of the weight. A block computes S::height outputs k times S::width columns (tap, channel), of blocks of
 // 64 channels of one tap, over blockIdx.z's part of the places: [K][R S C / groups], or with several parts
 // [parts][K][R S C / groups] in float.
-template <class T, class S, bool hopper>
+template <class T, class S>
 __global__ void __launch_bounds__(S::threads, S::BLOCKS)
     half_weight_kernel(const T* __restrict__ gradient, const T* __restrict__ x, T* __restrict__ out,
                        float* __restrict__ room, ConvSizes z, Grid grid, int column_tiles, int part_steps) {
-  if constexpr (hopper && !COG_RWKV_WGMMA) return;
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t shared = (shared_address(memory) + 1023) & ~1023u;
   const int k_group = static_cast<int>(z.k_group()), c_group = static_cast<int>(z.c_group());
@@ -237,29 +273,9 @@ __global__ void __launch_bounds__(S::threads, S::BLOCKS)
 
   const int steps_left = static_cast<int>((places + 63) / 64) - static_cast<int>(blockIdx.z) * part_steps;
   float sum[S::N / 2] = {};
-  multiply_steps<T, S, true, true, hopper>(sum, shared, min(part_steps, steps_left), load);
+  multiply_steps<T, S, true, true>(sum, shared, min(part_steps, steps_left), load);
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int first_row = k0 + (S::ROWS == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16 + lane / 4;
-  const int first_block = block0 + (S::ROWS == 2 ? 0 : warp / 4 * S::N / 64);
-#pragma unroll
-  for (int j = 0; j < S::N / 8; j++) {
-    const int block = first_block + j / 8, tap = block / tap_blocks;
-    const int c = block % tap_blocks * 64 + j % 8 * 8 + lane % 4 * 2;
-    if (tap >= taps || c >= c_group) continue;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int k = first_row + half * 8;
-      if (k >= k_group) continue;
-      const int64_t at = ((static_cast<int64_t>(blockIdx.z) * z_k + group * k_group + k) * taps + tap) * c_group + c;
-      const float first = sum[j * 4 + half * 2], second = sum[j * 4 + half * 2 + 1];
-      if (gridDim.z > 1) {
-        store_vector(room + at, Vector<float, 2>{first, second});
-      } else {
-        store_vector(out + at, Vector<T, 2>{static_cast<T>(first), static_cast<T>(second)});
-      }
-    }
-  }
+  write_weights<T, S>(z, k0, block0, group, sum, out, room);
 }
 
 }  // namespace cog_rwkv

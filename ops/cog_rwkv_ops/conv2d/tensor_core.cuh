@@ -164,10 +164,9 @@ __device__ __forceinline__ void wgmma(float* d, uint64_t a, uint64_t b) {
   }
 }
 
-// As multiply_mma.
+// As multiply_mma, but under way when it returns: wait_wgmma<n>() waits for all but the last n.
 template <class T, int N, bool left_wide, bool right_wide>
-__device__ __forceinline__ void multiply_wgmma(float (&sum)[N / 2], uint32_t left, int row, uint32_t right,
-                                               int column) {
+__device__ __forceinline__ void start_wgmma(float (&sum)[N / 2], uint32_t left, int row, uint32_t right, int column) {
   // From one row to the next 64, and from 16 terms to the next: a wide tile has 16 lines where a deep one has 32 bytes.
   constexpr int left_step = left_wide ? 16 * 128 : 32, right_step = right_wide ? 16 * 128 : 32;
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -176,9 +175,11 @@ __device__ __forceinline__ void multiply_wgmma(float (&sum)[N / 2], uint32_t lef
     const uint64_t b = descriptor(right + column / 64 * kBlockBytes + k * right_step);
     wgmma<T, N, left_wide, right_wide>(sum, descriptor(left + row / 64 * kBlockBytes + k * left_step), b);
   }
-  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-  for (int j = 0; j < N / 2; j++) asm volatile("" : "+f"(sum[j])::"memory");
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int pending>
+__device__ __forceinline__ void wait_wgmma() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 #endif
 
@@ -187,9 +188,9 @@ __device__ __forceinline__ void multiply_wgmma(float (&sum)[N / 2], uint32_t lef
 // How the 8 warps of a block share its tile: groups of four warps above each other (ROWS of them, 1 or 2) or side by
 // side; each computes 64 rows and N columns. STAGES steps are in shared memory at once, so that BLOCKS blocks fit on a
 // multiprocessor: while one waits for memory, the other multiplies.
-template <int ROWS_, int N_, int STAGES_, int BLOCKS_>
+template <int ROWS_, int N_, int STAGES_, int BLOCKS_, int THREADS_ = 256>
 struct Shape {
-  static constexpr int ROWS = ROWS_, N = N_, STAGES = STAGES_, BLOCKS = BLOCKS_, threads = 256;
+  static constexpr int ROWS = ROWS_, N = N_, STAGES = STAGES_, BLOCKS = BLOCKS_, threads = THREADS_;
   static constexpr int height = 64 * ROWS, width = N * (2 / ROWS);
   static constexpr int bytes = (height + width) * 128;  // of one stage
   static constexpr int shared = STAGES * bytes + 1024;  // tiles begin on a multiple of 1024
@@ -197,7 +198,7 @@ struct Shape {
 
 // Calls load(stage address, step) for each of `steps` steps of 64 terms, STAGES - 1 steps ahead, and adds up the
 // products of the tiles that it copied there: the left one, then the right one.
-template <class T, class S, bool left_wide, bool right_wide, bool hopper, class Load>
+template <class T, class S, bool left_wide, bool right_wide, class Load>
 __device__ __forceinline__ void multiply_steps(float (&sum)[S::N / 2], uint32_t shared, int steps, const Load& load) {
   const int group = threadIdx.x / 128;
   const int row = S::ROWS == 2 ? group * 64 : 0, column = S::ROWS == 2 ? 0 : group * S::N;
@@ -210,21 +211,15 @@ __device__ __forceinline__ void multiply_steps(float (&sum)[S::N / 2], uint32_t 
   int stage = 0, next = ahead;  // next: where the step that is `ahead` goes, and the last step was
   for (int step = 0; step < steps; step++) {
     copies_arrived<ahead - 1>();
-    if constexpr (hopper) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();  // this step is there for all, and all are done with the last
     if (step + ahead < steps) load(shared + next * S::bytes, step + ahead);
     end_copies();
-    const uint32_t left = shared + stage * S::bytes, right = left + S::height * 128;
-    if constexpr (hopper) {
-#if COG_RWKV_WGMMA
-      multiply_wgmma<T, S::N, left_wide, right_wide>(sum, left, row, right, column);
-#endif
-    } else {
-      multiply_mma<T, S::N, left_wide, right_wide>(sum, left, row, right, column);
-    }
+    const uint32_t left = shared + stage * S::bytes;
+    multiply_mma<T, S::N, left_wide, right_wide>(sum, left, row, left + S::height * 128, column);
     stage = stage + 1 == S::STAGES ? 0 : stage + 1;
     next = next + 1 == S::STAGES ? 0 : next + 1;
   }
+  __syncthreads();
 }
 
 // Has twice the threads where it was compiled for 9.0a: that is how the host learns whether wgmma is there, also where

@@ -75,7 +75,7 @@ struct StepTime {
   double busy, alone;
   int blocks;  // that fit on a multiprocessor
 };
-constexpr StepTime kSquareTime{0.32, 0.38, 2}, kThinTime{0.19, 0.28, 3};
+constexpr StepTime kSquareTime{0.33, 0.48, 2}, kThinTime{0.28, 0.38, 3};
 
 struct Plan {
   double cost = 1e30;
@@ -90,8 +90,8 @@ Plan best_plan(const char* op, int64_t tiles, int64_t steps, int64_t size, const
     const auto together = static_cast<double>(std::min<int64_t>(each, time.blocks));
     const auto steps_each = static_cast<double>((steps + parts - 1) / parts);
     double cost =
-        static_cast<double>(each) * (steps_each * std::max(time.busy, time.alone / together) + 2.5 / together);
-    if (parts > 1) cost += 2.5 + static_cast<double>(8 * size * parts) / 3e6;
+        static_cast<double>(each) * (steps_each * std::max(time.busy, time.alone / together) + 3.0 / together);
+    if (parts > 1) cost += 2.5 + static_cast<double>(8 * size * parts) / 4e6;
     if (cost < best.cost) best = {cost, parts};
   }
   return best;
@@ -103,11 +103,13 @@ void add_parts(const Launch& launch, const Tensor& parts, const T* bias, T* out,
   using A = arithmetic_t<T>;
   const int64_t size = parts.size(1), count = parts.size(0);
   const A* from = data<A>(parts);
-  if (size % 4 == 0 && aligned16(out))
-    add_parts_kernel<4><<<blocks(size, 1024), 256, 0, launch.stream>>>(from, bias, out, size, count, channels);
-  else
-    add_parts_kernel<1><<<blocks(size, 256), 256, 0, launch.stream>>>(from, bias, out, size, count, channels);
-  launch.check();
+  const auto with = [&](auto kernel, int64_t each) {
+    kernel<<<blocks(size, each), 256, 0, launch.stream>>>(from, bias, out, size, count, channels);
+    launch.check();
+  };
+  if (size % 4 != 0 || !aligned16(out)) return with(add_parts_kernel<1, 8, T>, 32);
+  if (count > 4) return with(add_parts_kernel<4, 8, T>, 128);
+  with(add_parts_kernel<4, 1, T>, 1024);
 }
 
 template <class T>
@@ -233,16 +235,26 @@ void run_gathers(const Launch& launch, const char* op, const std::vector<Gather<
   }
 }
 
-template <class T, class S, bool hopper>
-void half_weight(const Launch& launch, const char* op, const ConvSizes& z, const T* gradient, const T* x,
-                 const Tensor& out) {
+struct WeightTiles {
+  int64_t column_tiles, tiles, steps;
+  Plan plan;
+};
+
+template <class S>
+WeightTiles weight_tiles(const char* op, const ConvSizes& z, const StepTime& time) {
   const int64_t blocks_of_columns = z.r * z.s * ((z.c_group() + 63) / 64);
   const int64_t column_tiles = (blocks_of_columns + S::width / 64 - 1) / (S::width / 64);
   const int64_t tiles = column_tiles * ((z.k_group() + S::height - 1) / S::height);
-  const int64_t steps = (z.n * z.p * z.q + 63) / 64, size = out.numel();
-  const StepTime& time = S::ROWS == 2 ? kSquareTime : kThinTime;
-  const int64_t wanted = best_plan(op, tiles * z.groups, steps, size, time).parts;
-  const int64_t part_steps = (steps + wanted - 1) / wanted, parts = (steps + part_steps - 1) / part_steps;
+  const int64_t steps = (z.n * z.p * z.q + 63) / 64, size = z.k * z.r * z.s * z.c_group();
+  return {column_tiles, tiles, steps, best_plan(op, tiles * z.groups, steps, size, time)};
+}
+
+template <class T, class S, bool hopper>
+void half_weight(const Launch& launch, const char* op, const ConvSizes& z, const T* gradient, const T* x,
+                 const Tensor& out, const WeightTiles& work) {
+  const auto [column_tiles, tiles, steps, plan] = work;
+  const int64_t size = out.numel();
+  const int64_t part_steps = (steps + plan.parts - 1) / plan.parts, parts = (steps + part_steps - 1) / part_steps;
   const Tensor room = room_for_parts<T>(out, parts > 1 ? parts : 0, size);
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(z.groups), static_cast<unsigned>(parts));
   const Grid places{Divisor(z.p), Divisor(z.q)};
@@ -266,14 +278,19 @@ void run_weight(const Launch& launch, const char* op, const ConvSizes& z, const 
                 const Tensor& out) {
   if constexpr (is_half<T>) {
     if (aligned(z) && countable(z) && z.n * z.p * z.q > 0 && aligned16(gradient, x)) {
-      const bool flat = z.k_group() <= 64;
-      const bool possible =
-          map_possible(forward_axis(z.h, z.r, z.p, z.rows)) && map_possible(forward_axis(z.w, z.s, z.q, z.columns));
-      const bool hopper = gpu(op).hopper && possible;
-      if (hopper && flat) return half_weight<T, HopperFlat, true>(launch, op, z, gradient, x, out);
-      if (hopper) return half_weight<T, HopperSquare, true>(launch, op, z, gradient, x, out);
-      if (flat) return half_weight<T, Flat, false>(launch, op, z, gradient, x, out);
-      return half_weight<T, Square, false>(launch, op, z, gradient, x, out);
+      const WeightTiles square = weight_tiles<Square>(op, z, kSquareTime), thin = weight_tiles<Thin>(op, z, kThinTime);
+      const WeightTiles flat = weight_tiles<Flat>(op, z, kThinTime);
+      const bool wide = square.plan.cost <= std::min(thin.plan.cost, flat.plan.cost);
+      const bool high = thin.plan.cost < flat.plan.cost;
+      if (gpu(op).hopper && map_possible(forward_axis(z.h, z.r, z.p, z.rows)) &&
+          map_possible(forward_axis(z.w, z.s, z.q, z.columns))) {
+        if (wide) return half_weight<T, HopperSquare, true>(launch, op, z, gradient, x, out, square);
+        if (high) return half_weight<T, HopperThin, true>(launch, op, z, gradient, x, out, thin);
+        return half_weight<T, HopperFlat, true>(launch, op, z, gradient, x, out, flat);
+      }
+      if (wide) return half_weight<T, Square, false>(launch, op, z, gradient, x, out, square);
+      if (high) return half_weight<T, Thin, false>(launch, op, z, gradient, x, out, thin);
+      return half_weight<T, Flat, false>(launch, op, z, gradient, x, out, flat);
     }
   }
   const int64_t columns = z.r * z.s * z.c_group(), places = z.n * z.p * z.q;

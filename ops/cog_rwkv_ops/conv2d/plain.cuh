@@ -127,26 +127,41 @@ __global__ void __launch_bounds__(kPlainThreads)
   }
 }
 
-// out[i] = the sum of the parts' i, in their order, and of the bias of channel i % channels. W values at once.
-template <int W, class T>
+// out[i] = the sum of the parts' i and of the bias of channel i % channels. Each thread adds W values of every G-th
+// part; G such sums are added in a fixed order.
+template <int W, int G, class T>
 __global__ void __launch_bounds__(256)
     add_parts_kernel(const arithmetic_t<T>* __restrict__ parts, const T* __restrict__ bias, T* __restrict__ out,
                      int64_t size, int64_t count, int64_t channels) {
   using A = arithmetic_t<T>;
-  for (int64_t i = (blockIdx.x * int64_t{256} + threadIdx.x) * W; i < size; i += int64_t{256} * W * gridDim.x) {
-    Vector<A, W> sum = load_vector<A, W>(parts + i);
-    for (int64_t part = 1; part < count; part++) {
-      const Vector<A, W> more = load_vector<A, W>(parts + part * size + i);
+  constexpr int kAcross = 256 / G;
+  __shared__ Vector<A, W> shared[G][kAcross];
+  const int lane = threadIdx.x % kAcross, group = threadIdx.x / kAcross;
+  for (int64_t base = blockIdx.x * int64_t{kAcross} * W; base < size; base += int64_t{kAcross} * W * gridDim.x) {
+    const int64_t i = base + lane * W;
+    Vector<A, W> sum{};
+    if (i < size) {
+#pragma unroll 4
+      for (int64_t part = group; part < count; part += G) {
+        const Vector<A, W> more = load_vector<A, W>(parts + part * size + i);
 #pragma unroll
-      for (int j = 0; j < W; j++) sum.values[j] += more.values[j];
+        for (int j = 0; j < W; j++) sum.values[j] += more.values[j];
+      }
     }
-    Vector<T, W> rounded;
+    shared[group][lane] = sum;
+    __syncthreads();
+    if (group == 0 && i < size) {
+      Vector<T, W> rounded;
 #pragma unroll
-    for (int j = 0; j < W; j++) {
-      const A add = bias == nullptr ? A{0} : static_cast<A>(bias[(i + j) % channels]);
-      rounded.values[j] = static_cast<T>(sum.values[j] + add);
+      for (int j = 0; j < W; j++) {
+        A total = bias == nullptr ? A{0} : static_cast<A>(bias[(i + j) % channels]);
+#pragma unroll
+        for (int g = 0; g < G; g++) total += shared[g][lane].values[j];
+        rounded.values[j] = static_cast<T>(total);
+      }
+      store_vector(out + i, rounded);
     }
-    store_vector(out + i, rounded);
+    __syncthreads();
   }
 }
 

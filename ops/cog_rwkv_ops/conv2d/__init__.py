@@ -2,8 +2,8 @@
 
     out[n, k, p, q] = bias[k] + sum over c, r, s of x[n, c, y, z] * weight[k, c, r, s]
 
-at y = p * stride + r * dilation - padding and z likewise from q and s, where c runs over the channels of k's group; x is
-0 outside.
+at y = p * stride + r * dilation - padding and z likewise from q and s, where c runs over the channels of k's group; x
+is 0 outside.
 """
 
 from typing import Any

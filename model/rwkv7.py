@@ -30,11 +30,10 @@ class Packed:
 
 
 class TimeMix:
-    """Token shift, the WKV-7 recurrence and its gate: the attention of RWKV-7, behind a layer norm."""
+    """Token shift, the WKV-7 recurrence and its gate: the attention of RWKV-7."""
 
     def __init__(self, w: Weights, block: str) -> None:
         att = f"{block}att."
-        self.norm = w.vector(f"{block}ln1.weight"), w.vector(f"{block}ln1.bias")
         self.mix = torch.stack([w.vector(f"{att}x_{name}") for name in "rwkvag"])
         self.receptance, self.key, self.value, self.output = (
             w.product(f"{att}{name}.weight") for name in ("receptance", "key", "value", "output")
@@ -44,63 +43,74 @@ class TimeMix:
         self.gate = w.low_rank(f"{att}g1", f"{att}g2")
         # The first layer is where v_first comes from, so it has nothing to mix in.
         first = block == "blocks.0."
-        self.value_mix = () if first else (*w.low_rank(f"{att}v1", f"{att}v2"), w.vector(f"{att}v0"))
+        self.value_mix = None if first else (*w.low_rank(f"{att}v1", f"{att}v2"), w.vector(f"{att}v0"))
         self.k_k, self.k_a, self.r_k = (w.vector(f"{att}{name}") for name in ("k_k", "k_a", "r_k"))
-        self.group_norm = w.vector(f"{att}ln_x.weight"), w.vector(f"{att}ln_x.bias")
-        squares = self.receptance, self.key, self.value
-        self.projections = (*squares, *self.decay, *self.in_context_rate, *self.gate, *self.value_mix)
+        self.norm = w.vector(f"{att}ln_x.weight"), w.vector(f"{att}ln_x.bias")
 
     def weights(self) -> tuple[Tensor, ...]:
         """All of them, in the order of ``ops.decode_``."""
-        vectors = self.k_k, self.k_a, self.r_k, *self.group_norm
-        return (*self.norm, self.mix, *self.projections, *vectors, self.output)
+        squares = self.receptance, self.key, self.value
+        low_ranks = (*self.decay, *self.in_context_rate, *self.gate, *(self.value_mix or ()))
+        return (self.mix, *squares, *low_ranks, self.k_k, self.k_a, self.r_k, *self.norm, self.output)
 
     def __call__(
-        self, x: Tensor, delta: Tensor | None, v_first: Tensor | None, shift: Tensor, wkv: Tensor, seq: Packed
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """x and delta [N, C] -> (x + delta, what is to be added to that, value of the first layer), [N, C] each;
-        ``shift`` and ``wkv`` are updated in place."""
-        x, mixed = ops.norm_shift_(x, delta, *self.norm, self.mix, shift, seq.rows, seq.cu_seqlens)
-        r, k, v, w, a, g, *v_mix = ops.time_mix_project(mixed, *self.projections).unbind(0)
-        k, v, minus_kk, kk_a = ops.time_mix_prepare(k, v, a, self.k_k, self.k_a, v_first, *v_mix)
+        self, x: Tensor, v_first: Tensor | None, shift: Tensor, wkv: Tensor, seq: Packed
+    ) -> tuple[Tensor, Tensor]:
+        """x [N, C] -> (output [N, C], value of the first layer [N, C]); ``shift`` and ``wkv`` are updated in place."""
+        x_r, x_w, x_k, x_v, x_a, x_g = ops.token_shift_(x, self.mix, shift, seq.rows, seq.cu_seqlens).unbind(0)
+        r = ops.linear(x_r, self.receptance)
+        k = ops.linear(x_k, self.key)
+        v = ops.linear(x_v, self.value)
+        w = ops.low_rank(x_w, *self.decay, activation="tanh")
+        a = ops.low_rank(x_a, *self.in_context_rate, activation="none")
+        g = ops.low_rank(x_g, *self.gate, None, activation="sigmoid")
+        v_mix = None if self.value_mix is None else ops.low_rank(x_v, *self.value_mix, activation="none")
+        k, v, minus_kk, kk_a = ops.time_mix_prepare(k, v, a, self.k_k, self.k_a, v_first, v_mix)
         y = ops.wkv7_(r, w, k, v, minus_kk, kk_a, wkv, seq.rows, seq.cu_seqlens)
-        y = ops.time_mix_output(y, r, k, v, g, self.r_k, *self.group_norm)
-        return x, ops.linear(y, self.output), v if v_first is None else v_first
+        y = ops.time_mix_output(y, r, k, v, g, self.r_k, *self.norm)
+        return ops.linear(y, self.output), v if v_first is None else v_first
 
 
 class ChannelMix:
-    """Token shift and a feed-forward network with a squared ReLU, behind a layer norm."""
+    """Token shift and a feed-forward network with a squared ReLU."""
 
     def __init__(self, w: Weights, block: str) -> None:
         ffn = f"{block}ffn."
-        self.norm = w.vector(f"{block}ln2.weight"), w.vector(f"{block}ln2.bias")
         self.mix = w.vector(f"{ffn}x_k").unsqueeze(0)
         self.key = w.product(f"{ffn}key.weight")
         self.value_t = w.matrix_t(f"{ffn}value.weight")
 
     def weights(self) -> tuple[Tensor, ...]:
         """All of them, in the order of ``ops.decode_``."""
-        return (*self.norm, self.mix, self.key, self.value_t)
+        return self.mix, self.key, self.value_t
 
-    def __call__(self, x: Tensor, delta: Tensor, shift: Tensor, seq: Packed) -> tuple[Tensor, Tensor]:
-        """x and delta [N, C] -> (x + delta, what is to be added to that); ``shift`` is updated in place."""
-        x, mixed = ops.norm_shift_(x, delta, *self.norm, self.mix, shift, seq.rows, seq.cu_seqlens)
-        return x, ops.squared_relu_linear(ops.linear(mixed[0], self.key), self.value_t)
+    def __call__(self, x: Tensor, shift: Tensor, seq: Packed) -> Tensor:
+        """x [N, C] -> [N, C]; ``shift`` is updated in place."""
+        x_k = ops.token_shift_(x, self.mix, shift, seq.rows, seq.cu_seqlens)[0]
+        return ops.squared_relu_linear(ops.linear(x_k, self.key), self.value_t)
 
 
 class Block:
-    """One layer. What a half of it adds to the residual stream is added by the next one, which needs the sum."""
+    """One layer: time mix and channel mix, each behind a layer norm and added to the residual stream."""
 
     def __init__(self, w: Weights, layer: int) -> None:
         name = f"blocks.{layer}."
+        self.ln1 = w.vector(f"{name}ln1.weight"), w.vector(f"{name}ln1.bias")
+        self.ln2 = w.vector(f"{name}ln2.weight"), w.vector(f"{name}ln2.bias")
         self.time_mix, self.channel_mix = TimeMix(w, name), ChannelMix(w, name)
 
+    def weights(self) -> tuple[Tensor, ...]:
+        """All of them, in the order of ``ops.decode_``."""
+        return (*self.ln1, *self.time_mix.weights(), *self.ln2, *self.channel_mix.weights())
+
     def __call__(
-        self, x: Tensor, delta: Tensor | None, v_first: Tensor | None, shift: Tensor, wkv: Tensor, seq: Packed
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """x and delta [N, C], shift [2, R, C], wkv [R, H, 64, 64] -> (x, delta, v_first), [N, C] each."""
-        x, delta, v_first = self.time_mix(x, delta, v_first, shift[0], wkv, seq)
-        return *self.channel_mix(x, delta, shift[1], seq), v_first
+        self, x: Tensor, v_first: Tensor | None, shift: Tensor, wkv: Tensor, seq: Packed
+    ) -> tuple[Tensor, Tensor]:
+        """x [N, C], shift [2, R, C], wkv [R, H, 64, 64] -> (x [N, C], v_first [N, C])."""
+        y, v_first = self.time_mix(ops.layer_norm(x, *self.ln1), v_first, shift[0], wkv, seq)
+        x = ops.add(x, y)
+        x = ops.add(x, self.channel_mix(ops.layer_norm(x, *self.ln2), shift[1], seq))
+        return x, v_first
 
 
 class RWKV7:
@@ -113,8 +123,7 @@ class RWKV7:
         self.blocks = [Block(w, layer) for layer in range(config.layers)]
         self.ln_out = w.vector("ln_out.weight"), w.vector("ln_out.bias")
         self.head = w.product("head.weight")
-        halves = [half for block in self.blocks for half in (block.time_mix, block.channel_mix)]
-        self._weights = [*(one for half in halves for one in half.weights()), *self.ln_out, self.head]
+        self._weights = [*(one for block in self.blocks for one in block.weights()), *self.ln_out, self.head]
 
     @classmethod
     def load(
@@ -159,10 +168,9 @@ class RWKV7:
             last_only and len(ids) == len(rows) and ops.can_decode(x)
         ):  # one token each: the same in one call, bit for bit
             return ops.decode_(x, self._weights, pool.shift, pool.wkv, rows)
-        delta = v_first = None
+        v_first = None
         for layer, block in enumerate(self.blocks):
-            x, delta, v_first = block(x, delta, v_first, pool.shift[layer], pool.wkv[layer], seq)
-        x = x if delta is None else ops.add(x, delta)
+            x, v_first = block(x, v_first, pool.shift[layer], pool.wkv[layer], seq)
         if last_only:
             x = x.index_select(0, cu_seqlens[1:] - 1)
         return ops.linear(ops.layer_norm(x, *self.ln_out), self.head)

@@ -11,14 +11,14 @@ from cog_rwkv_ops.host_gather import host_gather
 from cog_rwkv_ops.host_scatter import host_scatter_
 from cog_rwkv_ops.layer_norm import layer_norm
 from cog_rwkv_ops.linear import linear
-from cog_rwkv_ops.norm_shift import norm_shift_
+from cog_rwkv_ops.low_rank import low_rank
 from cog_rwkv_ops.pack_bfloat16 import pack_bfloat16, unpack_bfloat16
 from cog_rwkv_ops.scattering2d import scattering2d
 from cog_rwkv_ops.squared_relu import squared_relu, squared_relu_linear
 from cog_rwkv_ops.swish import swish
 from cog_rwkv_ops.time_mix_output import time_mix_output
 from cog_rwkv_ops.time_mix_prepare import time_mix_prepare
-from cog_rwkv_ops.time_mix_project import time_mix_project
+from cog_rwkv_ops.token_shift import token_shift_
 from cog_rwkv_ops.wkv7 import wkv7, wkv7_
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "host_scatter_",
     "layer_norm",
     "linear",
-    "norm_shift_",
+    "low_rank",
     "pack_bfloat16",
     "pack_signs",
     "scattering2d",
@@ -45,7 +45,7 @@ __all__ = [
     "swish",
     "time_mix_output",
     "time_mix_prepare",
-    "time_mix_project",
+    "token_shift_",
     "unpack_bfloat16",
     "wkv7",
     "wkv7_",

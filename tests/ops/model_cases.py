@@ -9,11 +9,11 @@ from torch import Tensor
 import cog_rwkv_ops
 from cog_rwkv_ops.layer_norm import reference as layer_norm
 from cog_rwkv_ops.linear import reference as linear
-from cog_rwkv_ops.norm_shift import reference as norm_shift
+from cog_rwkv_ops.low_rank import reference as low_rank
 from cog_rwkv_ops.squared_relu import reference as squared_relu
 from cog_rwkv_ops.time_mix_output import reference as time_mix_output
 from cog_rwkv_ops.time_mix_prepare import reference as time_mix_prepare
-from cog_rwkv_ops.time_mix_project import reference as time_mix_project
+from cog_rwkv_ops.token_shift import reference as token_shift
 from cog_rwkv_ops.wkv7 import reference as wkv7
 from tests.ops.common import numbers
 
@@ -92,16 +92,10 @@ def make_linear(n: int, dtype: torch.dtype, weight: torch.dtype, device: str, k:
     return {"x": fill(n, k, dtype=dtype), "weight": fill(m, k, dtype=weight), "bias": fill(m)}
 
 
-def make_time_mix_project(n: int, dtype: torch.dtype, weight: torch.dtype, device: str, c: int = 70) -> Arguments:
+def make_low_rank(n: int, dtype: torch.dtype, weight: torch.dtype, device: str) -> Arguments:
     fill = Fill(device)
-    arguments = {"x": fill(6, n, c, dtype=dtype)}
-    arguments |= {name: fill(c, c, dtype=weight) for name in ("receptance", "key", "value")}
-    for name, rank in (("w", 24), ("a", 7), ("g", 33), ("v", 16)):
-        arguments[f"{name}1"] = fill(rank, c, dtype=weight, scale=0.1)
-        arguments[f"{name}2"] = fill(c, rank, dtype=weight)
-        if name != "g":
-            arguments[f"{name}0"] = fill(c)
-    return arguments
+    matrices = {"down": fill(24, 70, dtype=weight, scale=0.1), "up": fill(38, 24, dtype=weight)}
+    return {"x": fill(n, 70, dtype=dtype), **matrices, "bias": fill(38), "activation": "tanh"}
 
 
 def make_squared_relu_linear(n: int, dtype: torch.dtype, weight: torch.dtype, device: str) -> Arguments:
@@ -109,11 +103,9 @@ def make_squared_relu_linear(n: int, dtype: torch.dtype, weight: torch.dtype, de
     return {"k": fill(n, 270, dtype=dtype) - 1, "weight_t": fill(270, 70, dtype=weight)}
 
 
-def make_norm_shift(n: int, dtype: torch.dtype, weight: torch.dtype, device: str, c: int = 38) -> Arguments:
+def make_token_shift(n: int, dtype: torch.dtype, weight: torch.dtype, device: str, c: int = 38) -> Arguments:
     fill, batch = Fill(device), packed(ragged(n), device)
-    tokens = {"x": fill(n, c, dtype=dtype, scale=3.0) + 1, "delta": fill(n, c, dtype=dtype)}
-    vectors = {"weight": fill(c), "bias": fill(c), "mix": fill(6, c)}
-    return tokens | vectors | {"shift": fill(pool_rows(batch), c), **batch}
+    return {"x": fill(n, c, dtype=dtype), "mix": fill(6, c), "shift": fill(pool_rows(batch), c), **batch}
 
 
 def make_time_mix_prepare(n: int, dtype: torch.dtype, weight: torch.dtype, device: str, c: int = 192) -> Arguments:
@@ -151,9 +143,9 @@ def make_wkv7_packed(n: int, dtype: torch.dtype, weight: torch.dtype, device: st
 CASES = [
     Case("layer_norm", make_layer_norm, layer_norm.layer_norm, by_row=True),
     Case("linear", make_linear, linear.linear, by_row=True, weights=True),
-    Case("time_mix_project", make_time_mix_project, time_mix_project.time_mix_project, weights=True),
+    Case("low_rank", make_low_rank, low_rank.low_rank, by_row=True, weights=True),
     Case("squared_relu_linear", make_squared_relu_linear, squared_relu.squared_relu_linear, by_row=True, weights=True),
-    Case("norm_shift_", make_norm_shift, norm_shift.norm_shift_, written="shift", gradient=False),
+    Case("token_shift_", make_token_shift, token_shift.token_shift_, written="shift", gradient=False),
     Case("time_mix_prepare", make_time_mix_prepare, time_mix_prepare.time_mix_prepare, by_row=True),
     Case("time_mix_output", make_time_mix_output, time_mix_output.time_mix_output, by_row=True),
     Case("wkv7", make_wkv7, wkv7.wkv7, gradient=False, chunked=True),

@@ -95,7 +95,9 @@ def test_every_layout(case: Case, device: str) -> None:
     ("name", "options"),
     [
         ("linear", {"bias": None}),
-        ("time_mix_project", {"v1": None, "v2": None, "v0": None}),
+        ("low_rank", {"bias": None, "activation": "none"}),
+        ("low_rank", {"activation": "sigmoid"}),
+        ("low_rank", {"bias": None, "activation": "tanh"}),
         ("time_mix_prepare", {"v_first": None, "v_mix": None}),
         ("layer_norm", {"eps": 0.5}),
         ("time_mix_output", {"eps": 0.5}),

@@ -1,4 +1,4 @@
-"""linear: sizes, values beyond what 16 bits hold, rows that are not numbers."""
+"""linear and low_rank: sizes, values beyond what 16 bits hold, rows that are not numbers."""
 
 import math
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 import cog_rwkv_ops
 from cog_rwkv_ops.linear import reference
+from cog_rwkv_ops.low_rank import reference as low_rank_reference
 from tests.ops.common import FLOAT_OR_HALF
 from tests.ops.model_cases import BOUND, Fill, error
 
@@ -77,3 +78,42 @@ def test_a_row_that_is_not_finite_harms_no_other(weight: torch.dtype, device: st
     assert (out[3] == -math.inf).all()
     assert (out[4] == 0).all()
     assert torch.equal(out[[0, 5]], whole[[0, 5]])
+
+
+@every_weight
+@pytest.mark.parametrize("activation", ["none", "tanh", "sigmoid"])
+def test_low_rank(weight: torch.dtype, activation: str, device: str) -> None:
+    fill = Fill(device)
+    sizes = [(1, 768, 64, 768), (7, 100, 17, 33), (300, 128, 96, 128), (3, 0, 5, 7), (3, 5, 0, 7), (0, 5, 6, 7)]
+    for n, c, d, m in sizes:
+        x, down, up = fill(n, c), fill(d, c, dtype=weight, scale=0.1), fill(m, d, dtype=weight)
+        for bias in (None, fill(m)):
+            out = cog_rwkv_ops.low_rank(x, down, up, bias, activation)
+            wide = [None if t is None else t.cpu().double() for t in (x, down, up, bias)]
+            right = low_rank_reference.low_rank(*wide, activation)
+            assert error(out, right) <= 2 * limit(weight, device), (n, c, d, m)
+
+
+def test_low_rank_saturates(device: str) -> None:
+    x = torch.tensor([[-math.inf], [-1e30], [-100.0], [0.0], [1e-20], [100.0], [1e30], [math.inf]], device=device)
+    one = torch.ones(1, 1, device=device)
+    tanh = cog_rwkv_ops.low_rank(x, one, one, None, "tanh")
+    assert tanh.flatten().tolist() == pytest.approx([-1, -1, -1, 0, 1e-20, 1, 1, 1], rel=1e-6)
+    sigmoid = cog_rwkv_ops.low_rank(x, one, one, None, "sigmoid").flatten().tolist()
+    assert sigmoid == pytest.approx([0, 0, 0, 0.5, 0.5, 1, 1, 1], abs=1e-37)
+
+
+def test_functions_to_two_units_in_the_last_place(device: str) -> None:
+    x = torch.cat([torch.linspace(-20, 20, 40_001), torch.logspace(-8, 0, 1001), -torch.logspace(-8, 0, 1001)])
+    x, one = x[:, None].to(device), torch.ones(1, 1, device=device)
+    units = 3 if device == "cpu" else 5  # CUDA's own expf may be off by two units
+    for name in ("tanh", "sigmoid"):
+        out = cog_rwkv_ops.low_rank(x, one, one, None, name).cpu().double()
+        right = getattr(torch, name)(x.cpu().double())
+        assert ((out - right).abs() <= units * 2**-24 * right.abs()).all(), name
+
+
+def test_an_unknown_activation_is_named(device: str) -> None:
+    one = torch.ones(1, 1, device=device)
+    with pytest.raises(RuntimeError, match=r'cog_rwkv::low_rank: activation is "gelu"; it must be "none", "tanh" or'):
+        cog_rwkv_ops.low_rank(one, one, one, None, "gelu")

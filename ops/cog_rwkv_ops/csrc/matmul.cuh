@@ -138,27 +138,20 @@ Rows multiply(const Launch& launch, const char* op, const Rows& rows, const Tens
   return {product(launch, op, given.values, matrix), given.factor};
 }
 
-// rows * factor + bias into `out`, contiguous and of the same shape; it may be the values themselves.
-inline void finish_rows_into(const Launch& launch, const Rows& rows, const std::optional<Tensor>& bias,
-                             const Tensor& out) {
-  const int64_t n = rows.values.size(0), m = rows.values.size(1);
-  if (n * m == 0) return;
-  const dim3 grid(static_cast<unsigned>(std::min<int64_t>((m + 255) / 256, 1 << 20)),
-                  static_cast<unsigned>(std::min<int64_t>(n, 65535)));
-  dispatch_float_or_half(out.scalar_type(), [&](auto to) {
-    using T = typename decltype(to)::type;
-    finish_rows_kernel<<<grid, 256, 0, launch.stream>>>(
-        data<float>(rows.values), rows.factors(), bias ? data<float>(*bias) : nullptr, mutable_data<T>(out), n, m);
-    launch.check();
-  });
-}
-
 // rows * factor + bias in the dtype `type`.
 inline Tensor finish_rows(const Launch& launch, const Rows& rows, const std::optional<Tensor>& bias, ScalarType type) {
   if (!rows.factor && !bias && type == ScalarType::Float) return rows.values;
   const int64_t n = rows.values.size(0), m = rows.values.size(1);
   Tensor out = type == ScalarType::Float ? rows.values : torch::stable::new_empty(rows.values, {n, m}, type);
-  finish_rows_into(launch, rows, bias, out);
+  if (n * m == 0) return out;
+  const dim3 grid(static_cast<unsigned>(std::min<int64_t>((m + 255) / 256, 1 << 20)),
+                  static_cast<unsigned>(std::min<int64_t>(n, 65535)));
+  dispatch_float_or_half(type, [&](auto to) {
+    using T = typename decltype(to)::type;
+    finish_rows_kernel<<<grid, 256, 0, launch.stream>>>(
+        data<float>(rows.values), rows.factors(), bias ? data<float>(*bias) : nullptr, mutable_data<T>(out), n, m);
+    launch.check();
+  });
   return out;
 }
 

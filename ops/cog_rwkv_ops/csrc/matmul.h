@@ -1,4 +1,4 @@
-// out = f(x weight^T + bias) on the CPU, over PyTorch's threads: what `linear`, `low_rank` and `time_mix_project`
+// out = f(x weight^T + bias) on the CPU, over PyTorch's threads: what `linear`, `low_rank` and `decode_`
 // share.
 #pragma once
 

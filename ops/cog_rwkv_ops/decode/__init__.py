@@ -1,6 +1,6 @@
 """decode_: one token for each of B sequences through the whole of RWKV-7, in one call.
 
-What `norm_shift_`, `time_mix_project`, `time_mix_prepare`, `wkv7_`, `time_mix_output`, `linear` and
+What `add`, `layer_norm`, `token_shift_`, `linear`, `low_rank`, `time_mix_prepare`, `wkv7_`, `time_mix_output` and
 `squared_relu_linear` compute one after the other for sequences of one token, and with the same bits. On a CPU a small
 model's step is a hundred pieces of a few microseconds, and going back to Python and to the threads' pool between them
 takes longer than the pieces; here the threads stay together from the first layer to the logits.

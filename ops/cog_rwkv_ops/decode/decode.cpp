@@ -124,8 +124,8 @@ class Decode {
         channel_mix(member, layer);
       }
       member.share(f_.n, 1, [&](int64_t b, int64_t end) {
-        norm(f_.x, f_.delta, data<float>(model_.norm_weight), data<float>(model_.norm_bias), f_.x, f_.normed, b, end,
-             f_.c, kNormEps);
+        norm(f_.x, f_.delta, data<float>(model_.norm_weight), data<float>(model_.norm_bias), f_.normed, b, end, f_.c,
+             kNormEps);
       });
       member.share(head_->units(), kRows, [&](int64_t begin, int64_t end) { head_->run(begin, end); });
     });
@@ -135,7 +135,7 @@ class Decode {
   void time_mix(Team::Member& member, int64_t layer) {
     const TimeMixWeights& w = model_.layers[layer].time;
     const LayerProducts& products = products_[layer];
-    norm_shift(member, layer, 0, w.norm_weight, w.norm_bias, w.mix, layer == 0 ? nullptr : f_.delta);
+    norm_and_shift(member, layer, 0, w.norm_weight, w.norm_bias, w.mix, layer == 0 ? nullptr : f_.delta);
     member.share(products.first.units(), kRows, [&](int64_t b, int64_t e) { products.first.run(b, e); });
     member.share(products.second.units(), 2 * kRows, [&](int64_t b, int64_t e) { products.second.run(b, e); });
     member.share(f_.n * f_.heads, 1, [&](int64_t b, int64_t e) { heads(w, layer, b, e); });
@@ -145,7 +145,7 @@ class Decode {
   void channel_mix(Team::Member& member, int64_t layer) {
     const ChannelMixWeights& w = model_.layers[layer].channel;
     const int64_t ffn = w.key.size(0), pieces = static_cast<int64_t>(values_.size() / products_.size());
-    norm_shift(member, layer, 1, w.norm_weight, w.norm_bias, w.mix, f_.delta);
+    norm_and_shift(member, layer, 1, w.norm_weight, w.norm_bias, w.mix, f_.delta);
     member.share(products_[layer].key.units(), kRows, [&](int64_t b, int64_t e) { products_[layer].key.run(b, e); });
     for (int64_t i = 0; i < pieces; i++) {
       SquaredReluWork& work = values_[layer * pieces + i];
@@ -155,11 +155,11 @@ class Decode {
     }
   }
 
-  void norm_shift(Team::Member& member, int64_t layer, int64_t half, const Tensor& weight, const Tensor& bias,
+  void norm_and_shift(Team::Member& member, int64_t layer, int64_t half, const Tensor& weight, const Tensor& bias,
                   const Tensor& mix, const float* delta) {
-    const auto shift = COG_RWKV_KERNEL(shift_row<float>);
+    const auto shift = COG_RWKV_KERNEL(token_shift_row<float, float>);
     member.share(f_.n, 1, [&](int64_t begin, int64_t end) {
-      norm(f_.x, delta, data<float>(weight), data<float>(bias), f_.x, f_.normed, begin, end, f_.c, kNormEps);
+      norm(f_.x, delta, data<float>(weight), data<float>(bias), f_.normed, begin, end, f_.c, kNormEps);
       for (int64_t b = begin; b < end; b++) {
         float* last = pool_.last(layer, half, b);
         const float* now = f_.normed + b * f_.c;
@@ -213,7 +213,7 @@ class Decode {
   std::vector<LayerProducts> products_;
   std::vector<SquaredReluWork> values_;
   std::optional<MatmulWork> head_;
-  decltype(COG_RWKV_KERNEL(norm_rows<float>)) norm = COG_RWKV_KERNEL(norm_rows<float>);
+  decltype(COG_RWKV_KERNEL(add_and_norm)) norm = COG_RWKV_KERNEL(add_and_norm);
 };
 
 void check_decode(const Tensor& x, const Tensor& shift, const Tensor& wkv, const Tensor& rows) {

@@ -18,7 +18,7 @@ _unpack_bfloat16 = operator("unpack_bfloat16", cuda=False)
 
 
 def pack_bfloat16(weight: Tensor) -> Tensor | None:
-    """`weight` in packed rows, which `linear` and `time_mix_project` take in its place on the CPU.
+    """`weight` in packed rows, which `linear` and `decode_` take in its place on the CPU.
 
     Args:
         weight: [M, K], bfloat16, on the CPU; K a multiple of 128, at most 65,536.

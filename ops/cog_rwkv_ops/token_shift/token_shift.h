@@ -1,23 +1,16 @@
-// norm_shift_: the checks of its arguments, the same on every device.
+// token_shift_: the checks of its arguments, the same on every device.
 #pragma once
 
-#include <optional>
-
 #include "../csrc/packed.h"
-#include "../csrc/vectors.h"
 
 namespace cog_rwkv {
 
 // Returns the distance between two rows of `shift`.
-inline int64_t check_norm_shift(const Tensor& x, const std::optional<Tensor>& delta, const Tensor& weight,
-                                const Tensor& bias, const Tensor& mix, const Tensor& shift, const Tensor& rows,
-                                const Tensor& cu_seqlens) {
-  constexpr const char* op = "norm_shift_";
+inline int64_t check_token_shift(const Tensor& x, const Tensor& mix, const Tensor& shift, const Tensor& rows,
+                                 const Tensor& cu_seqlens) {
+  constexpr const char* op = "token_shift_";
   check_float_or_half(op, "x", x);
   check_dim(op, "x", x, 2, "[N, C]");
-  if (delta) check_like(op, "delta", *delta, "x", x);
-  check_vector(op, "weight", weight, x);
-  check_vector(op, "bias", bias, x);
   check_dtype(op, "mix", mix, {ScalarType::Float});
   check_device(op, "mix", mix, "x", x);
   check_dim(op, "mix", mix, 2, "[M, C]");

@@ -1,4 +1,4 @@
-"""norm_shift_: cuts, ragged batches, states that are views, indices that are wrong."""
+"""token_shift_: cuts, ragged batches, states that are views, indices that are wrong."""
 
 import pytest
 import torch
@@ -13,18 +13,8 @@ every_dtype = pytest.mark.parametrize("dtype", FLOAT_OR_HALF, ids=lambda dtype: 
 
 
 def run(x: Tensor, mix: Tensor, shift: Tensor, rows: list[int], cu_seqlens: list[int]) -> Tensor:
-    """The mixes; the norm's weight and bias are 1 and 0."""
     indices = (torch.tensor(i, dtype=torch.int64, device=x.device) for i in (rows, cu_seqlens))
-    one, zero = torch.ones(WIDTH, device=x.device), torch.zeros(WIDTH, device=x.device)
-    same, mixes = cog_rwkv_ops.norm_shift_(x, None, one, zero, mix, shift, *indices)
-    assert torch.equal(same, x)
-    return mixes
-
-
-def normed(x: Tensor) -> Tensor:
-    """A token's layer norm, as it comes to lie in the state."""
-    one, zero = torch.ones(WIDTH, device=x.device), torch.zeros(WIDTH, device=x.device)
-    return cog_rwkv_ops.layer_norm(x.float()[None], one, zero)[0]
+    return cog_rwkv_ops.token_shift_(x, mix, shift, *indices)
 
 
 @every_dtype
@@ -39,7 +29,7 @@ def test_every_cut_of_33_tokens(dtype: torch.dtype, device: str) -> None:
         first, second = run(x[:cut], mix, parts, [1], [0, cut]), run(x[cut:], mix, parts, [1], [0, 33 - cut])
         assert torch.equal(torch.cat([first, second], 1), out), cut
         assert torch.equal(parts, whole), cut
-    assert torch.equal(whole[1], normed(x[-1]))
+    assert torch.equal(whole[1], x[-1].float())
     assert torch.equal(whole[0], shift[0])
 
 
@@ -65,12 +55,12 @@ def test_a_state_that_is_a_view(device: str) -> None:
     layers = fill(4, 2, 3, WIDTH)
     before = layers.clone()
     run(x, mix, layers[2, 1], [1], [0, 3])
-    assert torch.equal(layers[2, 1, 1], normed(x[-1]))
+    assert torch.equal(layers[2, 1, 1], x[-1])
     layers[2, 1, 1] = before[2, 1, 1]
     assert torch.equal(layers, before)
     run(x, mix, layers[:, 0, 0], [3], [0, 3])
-    assert torch.equal(layers[3, 0, 0], normed(x[-1]))
-    with pytest.raises(RuntimeError, match="cog_rwkv::norm_shift_: shift must have contiguous rows"):
+    assert torch.equal(layers[3, 0, 0], x[-1])
+    with pytest.raises(RuntimeError, match="cog_rwkv::token_shift_: shift must have contiguous rows"):
         run(x, mix, fill(WIDTH, 3).t(), [1], [0, 3])
 
 
@@ -88,7 +78,7 @@ def test_indices_that_are_wrong_are_named_on_the_cpu(rows: list[int], cu_seqlens
     fill = Fill("cpu")
     shift = fill(3, WIDTH)
     before = shift.clone()
-    with pytest.raises(RuntimeError, match=f"cog_rwkv::norm_shift_: {message}"):
+    with pytest.raises(RuntimeError, match=f"cog_rwkv::token_shift_: {message}"):
         run(fill(5, WIDTH), fill(6, WIDTH), shift, rows, cu_seqlens)
     assert torch.equal(shift, before)
 
@@ -102,16 +92,3 @@ def test_a_row_out_of_range_is_skipped_on_cuda(cuda: str) -> None:
     assert out[:, [0, 1, 4, 5]].isnan().all()
     assert out[:, 2:4].isfinite().all()
     assert torch.equal(shift[[0, 2]], before[[0, 2]])
-
-
-@every_dtype
-def test_the_sum_is_normed_before_it_is_rounded(dtype: torch.dtype, device: str) -> None:
-    fill = Fill(device)
-    x, delta, mix = fill(5, WIDTH, dtype=dtype), fill(5, WIDTH, dtype=dtype, scale=0.01), torch.zeros(1, WIDTH)
-    weight, bias = fill(WIDTH), fill(WIDTH)
-    batch = torch.tensor([0], device=device), torch.tensor([0, 5], device=device)
-    shift = fill(1, WIDTH)
-    total, mixes = cog_rwkv_ops.norm_shift_(x, delta, weight, bias, mix.to(device), shift, *batch)
-    wide = x.float() + delta.float()
-    assert torch.equal(total, wide.to(dtype))
-    assert torch.equal(mixes[0], cog_rwkv_ops.layer_norm(wide, weight, bias).to(dtype))

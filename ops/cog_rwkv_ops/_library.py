@@ -90,5 +90,11 @@ def operator(name: str, cuda: bool = True) -> OpOverload:
     return found
 
 
+def has_kernel(name: str, device: torch.device) -> bool:
+    """Whether the operator cog_rwkv::<name> has a kernel of its own for that type of device."""
+    key = torch._C._dispatch_key_for_device(device.type)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"cog_rwkv::{name}", key)
+
+
 def _no_cuda(*_arguments: Tensor, **_options: object) -> NoReturn:
     raise RuntimeError(CPU_ONLY)

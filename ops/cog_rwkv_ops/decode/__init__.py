@@ -11,15 +11,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cog_rwkv_ops._library import operator
+from cog_rwkv_ops._library import has_kernel, operator
 from cog_rwkv_ops._no_gradient import refuse_gradient
 
 _decode_ = operator("decode_", cuda=False)
 
 
 def can_decode(x: Tensor) -> bool:
-    """Whether there is a kernel of `decode_` for the device of `x`: the CPU so far."""
-    return x.device.type == "cpu"
+    """Whether `decode_` has a kernel for the device of `x`: the CPU's so far."""
+    return has_kernel("decode_", x.device)
 
 
 def decode_(x: Tensor, weights: Sequence[Tensor], shift: Tensor, wkv: Tensor, rows: Tensor) -> Tensor:

@@ -1,5 +1,10 @@
 """Event streams: order and time of the events, many at once, slow and late readers."""
 
+import contextlib
+import json
+import random
+import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -98,3 +103,90 @@ def test_a_client_that_joins_late_gets_all_the_text(stub: Server) -> None:
     assert joined.final["metrics"]["completion_tokens"] == 600
     assert "".join(joined.final["output"]) == joined.text == words(1000)[: len(joined.text)]
     assert joined.text.endswith(rest) and rest
+
+
+def _read_slowly(server: Server, n: int, pauses: int, pause: float) -> str:
+    """The text of a reply of 1,200 tokens to a client that stops reading now and then."""
+    seen: list[Event] = []
+    with server.open_stream(order(words=1000 + n), max_tokens=1200) as events:
+        for event in events:
+            seen.append(event)
+            if event.name == "output" and len(seen) <= 2 * pauses and len(seen) % 2:
+                time.sleep(pause)
+    return Streamed(seen).text
+
+
+def _slow_readers_hold_nobody_up(server: Server, readers: int, pauses: int, pause: float) -> None:
+    with ThreadPoolExecutor(readers + 4) as pool:
+        slow = [pool.submit(_read_slowly, server, n, pauses, pause) for n in range(readers)]
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert list(pool.map(lambda n: server.text(order(words=n), max_tokens=500), range(80, 88))) == [
+            words(n) for n in range(80, 88)
+        ]
+        quick = time.monotonic() - began
+        texts = [one.result() for one in slow]
+    assert quick < pauses * pause
+    for n, text in enumerate(texts):
+        assert words(1000 + n).startswith(text) and len(text) > 2500
+    assert server.health()["status"] == "READY"
+
+
+@pytest.mark.acceptance(19)
+def test_slow_readers_get_all_the_text_and_hold_nobody_up(stub: Server) -> None:
+    _slow_readers_hold_nobody_up(stub, readers=4, pauses=3, pause=1.5)
+
+
+@pytest.mark.slow
+@pytest.mark.acceptance(19)
+def test_many_slow_readers(stub: Server) -> None:
+    _slow_readers_hold_nobody_up(stub, readers=24, pauses=8, pause=5)
+
+
+def _vanish(server: Server, draw: random.Random) -> None:
+    """A client that goes away at some moment: before a byte has come, in the middle of an event, after some."""
+    body = json.dumps({"input": {"prompt": order(words=3000), "max_tokens": 3000, "temperature": 0.0}})
+    accept = draw.choice(["text/event-stream", "application/json"])
+    head = f"POST /predictions HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(request[: draw.choice([len(request)] * 4 + [draw.randrange(len(request))])])
+        connection.settimeout(draw.random() * 0.5)
+        with contextlib.suppress(TimeoutError):
+            while connection.recv(draw.randrange(1, 400)) and draw.random() < 0.9:
+                pass
+        if draw.random() < 0.5:  # the end of a process that was killed: a reset
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _clients_vanish(server: Server, count: int) -> None:
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(lambda n: _vanish(server, random.Random(n)), range(count)))
+    _all_slots_are_free(server, 32)
+    assert server.health()["status"] == "READY"
+
+
+def _all_slots_are_free(server: Server, slots: int) -> None:
+    """As many replies as there are slots and rows run at the same time, and all are right."""
+    together = threading.Barrier(slots, timeout=60)
+
+    def run(n: int) -> str:
+        with server.open_stream(order(words=n, delay=0.002), max_tokens=500) as events:
+            first = next(event for event in events if event.name == "output")
+            together.wait()
+            return Streamed([first, *events]).text
+
+    with ThreadPoolExecutor(slots) as pool:
+        assert list(pool.map(run, range(20, 20 + slots))) == [words(n) for n in range(20, 20 + slots)]
+
+
+@pytest.mark.acceptance(16)
+def test_clients_that_vanish_leave_nothing_behind(stub: Server) -> None:
+    _clients_vanish(stub, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.acceptance(16)
+def test_thousands_of_clients_that_vanish(stub: Server) -> None:
+    _clients_vanish(stub, 3000)

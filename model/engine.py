@@ -120,6 +120,10 @@ class Engine:
         """Seconds since a step ended, or since there has been work; 0 where there is none."""
         return time.monotonic() - self._progress if self._held else 0.0
 
+    def held(self) -> int:
+        """Requests in the engine, waiting or running."""
+        return self._held
+
     def counters(self) -> dict[str, int | float]:
         """What the engine has done so far and is doing now: counts, seconds of steps, queue depth and busy rows."""
         waiting = len(self._inbox) + self._scheduler.waiting

@@ -27,23 +27,18 @@ class Handle:
         self._lock = threading.RLock()  # taken itself, and not through the condition: see engine.py
         self._changed = threading.Condition(self._lock)
         self._ids: list[int] = []
-        self._wanted = False
-        self._taken = 0.0  # when a call of take() ended last
+        self._due = 0.0  # when the reader wants ids
 
     def take(self, pause: float = 0.0) -> list[int]:
         """The ids that have come since the last call; waits for at least one. Empty only at the end of the reply.
 
-        Two calls end ``pause`` seconds apart or more, unless the reply ends sooner: a reader of quick steps wakes up
-        for a group of ids and not for each of them, and one of slow steps once for each.
+        Not before ``pause`` seconds are over, unless the reply ends sooner; then with the next id, so that a reader
+        wakes up once for a group of ids and not for each of them.
         """
         with self._lock:
-            self._wanted = True
-            self._changed.wait_for(lambda: self._ids or self.finish_reason)
-            self._wanted = False
-            early = self._taken + pause - time.monotonic()
-            if early > 0:
-                self._changed.wait_for(lambda: self.finish_reason, early)
-            self._taken = time.monotonic()
+            self._due = time.monotonic() + pause
+            while not self.finish_reason and (not self._ids or (left := self._due - time.monotonic()) > 0):
+                self._changed.wait(left if self._ids else None)  # without ids, put() wakes us once it is due
             ids, self._ids = self._ids, []
             return ids
 
@@ -64,7 +59,7 @@ class Handle:
                 self.first_token = self.first_token or self.last_token
                 self.tokens += 1
                 self._ids.append(token)
-                if self._wanted:
+                if self.last_token >= self._due:
                     self._changed.notify()
 
     def finish(self, reason: FinishReason, error: str | None = None) -> None:

@@ -1,6 +1,10 @@
-"""Faults at every stage of a reply, where the prompt of stub_runner.py asks for one: {"stage": "tokenise", ...}."""
+"""What a prompt of stub_runner.py asks of the stages of its reply: a fault, {"stage": "tokenise"}, or to note times."""
 
-from collections.abc import Callable
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from model.request import Request
@@ -39,9 +43,19 @@ def install(service: Service, sampler: Sampler, pool: StubPool) -> None:
         made = reply(request)
         _before(made, "_read", lambda ids: raise_at("detokenise", request.prompt))
         _before(made, "metrics", lambda: raise_at("metrics", request.prompt))
+        if found := re.search(r'"pieces": "([^"]+)"', request.prompt):
+            made._pieces = functools.partial(_noted, made._pieces, Path(found[1]))  # type: ignore[method-assign]
         return made
 
     service.reply = faulty  # type: ignore[method-assign]
+
+
+def _noted(pieces: Callable[[], Iterator[str]], path: Path) -> Iterator[str]:
+    """The pieces; the file gets a line with the time of each as it is handed over."""
+    for piece in pieces():
+        with path.open("a", encoding="ascii") as lines:
+            lines.write(f"{time.monotonic()}\n")
+        yield piece
 
 
 def _before(owner: Any, name: str, check: Callable[..., None]) -> None:

@@ -3,7 +3,8 @@
 {"say": "text"} or {"ids": [1, 2]}: the reply. {"words": 300}: that many different words. {"delay": 0.1}: seconds before
 each token. {"trace": "path"}: a file that gets a line with the time (``time.monotonic()``) at which each step for this
 order begins. {"fail": "error" | "oom" | "nan" | "exit" | "hang", "at": 5}: what happens instead of token 5.
-{"stage": "sampling"}: an exception at this stage of the reply (stages.py). STUB_CLOCK_JUMPS=1: the clock on the wall
+{"stage": "sampling"}: an exception at this stage of the reply (stages.py). {"pieces": "path"}: a file that gets a line
+with the time at which each piece of the text is handed to the server. STUB_CLOCK_JUMPS=1: the clock on the wall
 jumps by up to a day, back or forth, whenever somebody looks.
 With sessions the last part of the context that begins with "\\x1e" counts, without that character.
 Any other prompt gets printable characters that depend on its length and its end.

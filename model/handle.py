@@ -27,18 +27,19 @@ class Handle:
         self._lock = threading.RLock()  # taken itself, and not through the condition: see engine.py
         self._changed = threading.Condition(self._lock)
         self._ids: list[int] = []
-        self._due = 0.0  # when the reader wants ids
+        self._taken = self._due = 0.0  # when a call of take() ended last, and when the next may
 
     def take(self, pause: float = 0.0) -> list[int]:
         """The ids that have come since the last call; waits for at least one. Empty only at the end of the reply.
 
-        Not before ``pause`` seconds are over, unless the reply ends sooner; then with the next id, so that a reader
-        wakes up once for a group of ids and not for each of them.
+        Two calls end ``pause`` seconds apart or more, unless the reply ends sooner, and then with the next id: a reader
+        of quick steps wakes up once for a group of ids, and one of slow steps once for each.
         """
         with self._lock:
-            self._due = time.monotonic() + pause
+            self._due = self._taken + pause
             while not self.finish_reason and (not self._ids or (left := self._due - time.monotonic()) > 0):
                 self._changed.wait(left if self._ids else None)  # without ids, put() wakes us once it is due
+            self._taken = time.monotonic()
             ids, self._ids = self._ids, []
             return ids
 

@@ -112,8 +112,7 @@ def _stream(reply: Reply, scope: Any) -> Iterator[str]:
     try:
         yield from reply
     finally:
-        reply.cancel()  # where the reader has left; nothing to a reply that has ended
-        for name, value in reply.metrics().items():
+        for name, value in reply.close().items():  # ends it, where the reader has left
             scope.record_metric(name, value)
     if reply.finish_reason == "cancelled":
         raise CancelationException("cancelled by the client")

@@ -11,6 +11,7 @@ from model.device import choose_device, choose_dtype, why_not_cuda
 from model.engine import Engine, EngineError
 from model.errors import RequestError
 from model.handle import FinishReason, Handle
+from model.journal import Journal
 from model.logs import get_logger
 from model.pool_size import fit, open_cache
 from model.request import Request
@@ -37,6 +38,7 @@ class Service:
     ) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
         self.sessions = sessions or open_sessions(settings, torch.device("cpu"), {})
+        self.journal = Journal(self.counters, settings.log_interval)
 
     @classmethod
     def build(cls, settings: Settings) -> "Service":
@@ -91,8 +93,10 @@ class Service:
         return max(self.settings.text_interval, PAUSE_EACH * self.engine.held())
 
     def problem(self) -> str | None:
-        """Why requests cannot be served now, or None."""
-        return self.engine.problem()
+        """Why requests cannot be served now, with the counters, or None."""
+        if problem := self.engine.problem():
+            return f"{problem} ({', '.join(f'{name}={value:.4g}' for name, value in self.counters().items())})"
+        return None
 
 
 class Reply:
@@ -173,6 +177,18 @@ class Reply:
 
     def _is_cancelled(self) -> bool:
         return self._handle.finish_reason is not None
+
+    def close(self) -> dict[str, str | int | float]:
+        """End it where that has not happened, and note it in the log. Returns its metrics."""
+        self.cancel()
+        metrics = self.metrics()
+        noted: dict[str, object] = dict(metrics)
+        if self._handle.error and self.finish_reason == "error":
+            noted["error"] = self._handle.error
+        if self._service.settings.log_text:
+            noted |= {"prompt": self._request.prompt, "text": self._service.tokenizer.decode(self._drawn)}
+        self._service.journal.reply(**noted)
+        return metrics
 
     def metrics(self) -> dict[str, str | int | float]:
         """What is known about the reply so far, by the names under which clients see it; times in seconds."""

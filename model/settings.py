@@ -68,6 +68,10 @@ class Settings(BaseSettings):
     text_interval: float = Field(
         default=0.02, ge=0.0, le=1.0, description="Seconds between the pieces of a streamed reply."
     )
+    log_interval: float = Field(
+        default=60.0, ge=0.0, le=86400.0, description="Seconds between lines with the counters in the log; 0: no lines."
+    )
+    log_text: bool = Field(default=False, description="Whether the log shows prompts and replies.")
 
     session_database: Path | None = Field(default=None, description="SQLite file that keeps sessions over restarts.")
     session_durable: bool = Field(default=False, description="Whether a turn ends only once its state is on disk.")

@@ -148,7 +148,7 @@ CASES = [
     Case("token_shift_", make_token_shift, token_shift.token_shift_, written="shift", gradient=False),
     Case("time_mix_prepare", make_time_mix_prepare, time_mix_prepare.time_mix_prepare, by_row=True),
     Case("time_mix_output", make_time_mix_output, time_mix_output.time_mix_output, by_row=True),
-    Case("wkv7", make_wkv7, wkv7.wkv7, gradient=False, chunked=True),
+    Case("wkv7", make_wkv7, wkv7.wkv7, chunked=True),
     Case("wkv7_", make_wkv7_packed, wkv7.wkv7_, written="pool", gradient=False),
 ]
 

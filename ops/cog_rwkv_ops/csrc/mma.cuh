@@ -1,10 +1,6 @@
-// Tensor cores on sums of bfloat16: x = x0 + x1 (+ x2), each what the ones before leave. A product of two matrices is
-// that of their parts, without those past the precision wanted: three of 2 parts (error near 1e-5) or six of 3 parts
-// (that of float32), with sums in float32, whatever the size of the numbers. And what feeds them: 16-byte asynchronous
-// copies into shared memory, and barriers that one warp waits on while others arrive.
-//
-// Matrices lie in shared memory as rows of bfloat16, the parts of a row one behind the other, `part_bytes` apart. Rows
-// that are an odd multiple of 16 bytes apart are read without bank conflicts.
+// Products of matrices on tensor cores in tf32, which keeps 11 bits of a float32 and its range. Where that is too few
+// (`split`), x = big + small and a product is big big + big small + small big: float32 but for about two bits. And what
+// feeds them: 16-byte asynchronous copies into shared memory, and barriers that one warp waits on while others arrive.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,160 +9,77 @@
 
 namespace cog_rwkv {
 
-// Two neighbours in parts, each packed: the first in the low half.
-template <int parts>
-struct Pair {
-  uint32_t part[parts];
-};
-
-// An operand of 16 x 16.
-template <int parts>
-struct Tile {
-  uint32_t part[parts][4];
-};
-
-// A right operand of 16 x 8.
-template <int parts>
-struct Right {
-  uint32_t part[parts][2];
-};
-
 // A result of 16 x 8: this lane has (g, 2 q), (g, 2 q + 1), (g + 8, 2 q), (g + 8, 2 q + 1), g = lane / 4, q = lane % 4.
 using Sums = float[4];
 
-__device__ __forceinline__ uint32_t pack_bfloat16(float first, float second) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
-  return packed;
+// A left operand of 16 x 8: (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4); a right one of 8 x 8: (q, g), (q + 4, g).
+using Left = float[4];
+using Right = float[2];
+
+// x as an operand that is not split: to nearest, where the tensor cores themselves would cut it off.
+template <bool split>
+__device__ __forceinline__ float operand(float x) {
+  return split ? x : __uint_as_float(__float_as_uint(x) + 0x1000u);
 }
 
-template <int parts>
-__device__ __forceinline__ Pair<parts> split(float first, float second) {
-  Pair<parts> pair;
+__device__ __forceinline__ float big_part(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
+
+__device__ __forceinline__ void mma(Sums& sums, const Left& a, const Right& b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+        "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+}
+
+// sums += a b.
+struct Product {
+  Sums& sums;
+  Sums& fine;  // gets the lesser products of a split one: two chains are shorter than one
+  const Left& a;
+  const Right b;
+};
+
+// of(0) to of(count - 1), each a Product with sums of its own. A warp waits for a product before it adds to the same
+// sums again, so those that are alike stand together.
+template <bool split, int count, class F>
+__device__ __forceinline__ void multiply(F of) {
+  if constexpr (split) {
 #pragma unroll
-  for (int i = 0; i < parts; i++) {
-    pair.part[i] = pack_bfloat16(first, second);
-    first -= __uint_as_float(pair.part[i] << 16);
-    second -= __uint_as_float(pair.part[i] & 0xffff0000u);
+    for (int i = 0; i < count; i++) {
+      const Product p = of(i);
+      const Left small = {p.a[0] - big_part(p.a[0]), p.a[1] - big_part(p.a[1]), p.a[2] - big_part(p.a[2]),
+                          p.a[3] - big_part(p.a[3])};
+      mma(p.fine, small, {big_part(p.b[0]), big_part(p.b[1])});
+    }
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+      const Product p = of(i);
+      const Left big = {big_part(p.a[0]), big_part(p.a[1]), big_part(p.a[2]), big_part(p.a[3])};
+      mma(p.fine, big, {p.b[0] - big_part(p.b[0]), p.b[1] - big_part(p.b[1])});
+    }
   }
-  return pair;
+#pragma unroll
+  for (int i = 0; i < count; i++) {
+    const Product p = of(i);
+    mma(p.sums, p.a, p.b);  // the tensor cores see the big parts alone
+  }
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
-// Where this lane points ldmatrix, in a matrix of 16 rows.
-__device__ __forceinline__ uint32_t tile_address(const char* matrix, int row_bytes, int lane) {
-  return shared_address(matrix) + (lane % 16) * row_bytes + (lane / 16) * 16;
-}
-
-__device__ __forceinline__ void ldmatrix(uint32_t (&x)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(address)
-               : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_transposed(uint32_t (&x)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(address)
-               : "memory");
-}
-
-// A left operand as it lies, or a right one whose columns lie as rows.
-template <int parts>
-__device__ __forceinline__ Tile<parts> load_tile(uint32_t address, int part_bytes) {
-  Tile<parts> tile;
-#pragma unroll
-  for (int i = 0; i < parts; i++) ldmatrix(tile.part[i], address + i * part_bytes);
-  return tile;
-}
-
-// The other way round.
-template <int parts>
-__device__ __forceinline__ Tile<parts> load_tile_transposed(uint32_t address, int part_bytes) {
-  Tile<parts> tile;
-#pragma unroll
-  for (int i = 0; i < parts; i++) ldmatrix_transposed(tile.part[i], address + i * part_bytes);
-  return tile;
-}
-
-// The 8 columns `half` of a right operand, out of load_tile().
-template <int parts>
-__device__ __forceinline__ Right<parts> right(const Tile<parts>& t, int half) {
-  Right<parts> r;
-#pragma unroll
-  for (int i = 0; i < parts; i++) r.part[i][0] = t.part[i][half], r.part[i][1] = t.part[i][half + 2];
-  return r;
-}
-
-// The same out of load_tile_transposed().
-template <int parts>
-__device__ __forceinline__ Right<parts> right_transposed(const Tile<parts>& t, int half) {
-  Right<parts> r;
-#pragma unroll
-  for (int i = 0; i < parts; i++) r.part[i][0] = t.part[i][2 * half], r.part[i][1] = t.part[i][2 * half + 1];
-  return r;
-}
-
-// A left operand out of load_tile_transposed().
-template <int parts>
-__device__ __forceinline__ Tile<parts> left_transposed(const Tile<parts>& t) {
-  Tile<parts> l = t;
-#pragma unroll
-  for (int i = 0; i < parts; i++) l.part[i][1] = t.part[i][2], l.part[i][2] = t.part[i][1];
-  return l;
-}
-
-// A left operand out of two results side by side, each 16 x 8.
-template <int parts>
-__device__ __forceinline__ Tile<parts> left_of(const Sums& a, const Sums& b) {
-  const Pair<parts> p[4] = {split<parts>(a[0], a[1]), split<parts>(a[2], a[3]), split<parts>(b[0], b[1]),
-                            split<parts>(b[2], b[3])};
-  Tile<parts> t;
-#pragma unroll
-  for (int i = 0; i < parts; i++) {
-#pragma unroll
-    for (int j = 0; j < 4; j++) t.part[i][j] = p[j].part[i];
-  }
-  return t;
-}
-
-__device__ __forceinline__ void mma(Sums& sums, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// fine += a b but for the products of the first parts, which coarse gets. `exact`: `a` is its first part alone.
-template <int parts, bool exact = false>
-__device__ __forceinline__ void multiply(Sums& coarse, Sums& fine, const Tile<parts>& a, const Right<parts>& b) {
-#pragma unroll
-  for (int sum = parts - 1; sum > 0; sum--) {
-#pragma unroll
-    for (int i = exact ? 0 : sum; i >= 0; i--) mma(fine, a.part[i], b.part[sum - i]);
-  }
-  mma(coarse, a.part[0], b.part[0]);
-}
-
-template <int parts, bool exact = false>
-__device__ __forceinline__ void multiply(Sums& sums, const Tile<parts>& a, const Right<parts>& b) {
-  multiply<parts, exact>(sums, sums, a, b);
-}
-
-// Writes a result in parts, `to` where its element (0, 0) belongs.
-template <int parts>
-__device__ __forceinline__ void store_sums(char* to, int row_bytes, int part_bytes, const Sums& x, int lane) {
-  to += (lane / 4) * row_bytes + (lane % 4) * 4;
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const Pair<parts> p = split<parts>(x[2 * i], x[2 * i + 1]);
-#pragma unroll
-    for (int j = 0; j < parts; j++) *reinterpret_cast<uint32_t*>(to + i * 8 * row_bytes + j * part_bytes) = p.part[j];
-  }
 }
 
 // 16 bytes, both ends on 16-byte boundaries; zeros where `inside` is false, and then `from` is not read.
@@ -189,7 +102,8 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
   asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Until the phase of this parity is over. The phase before the first counts as one of parity 1 that is.
+// For a whole warp: until the phase of this parity is over. The phase before the first counts as one of parity 1 that
+// is.
 __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done = 0;
   while (!done) {
@@ -205,6 +119,7 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
                  : "memory");
 #endif
   }
+  __syncwarp();
 }
 
 }  // namespace cog_rwkv

@@ -22,7 +22,15 @@ def wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state
             + v[:, t, :, :, None] * k[:, t, :, None, :]
         )
         steps.append((state @ r[:, t, :, :, None])[..., 0])
-    return (torch.stack(steps, 1) if steps else torch.empty_like(r)), state
+    return (torch.stack(steps, 1) if steps else r.clone()), state  # no tokens: empty, and differentiable
+
+
+def wkv7_backward(d_y: Tensor, d_end: Tensor, *arguments: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of r, w, k, v, a, b and state, given those of y and of the state after the last token."""
+    with torch.enable_grad():
+        given = [t if t.requires_grad else t.detach().requires_grad_() for t in arguments]
+        y, end = wkv7(*given)
+        return torch.autograd.grad((y, end), given, (d_y, d_end), create_graph=True, materialize_grads=True)
 
 
 def wkv7_(

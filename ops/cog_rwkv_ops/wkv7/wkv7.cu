@@ -2,6 +2,7 @@
 #include <tuple>
 
 #include "../csrc/tensor.h"
+#include "backward.cuh"
 #include "chunked.cuh"
 #include "stepwise.cuh"
 
@@ -15,32 +16,23 @@ struct Inputs {
 
 constexpr int64_t kChunksFrom = 64;  // tokens of a sequence from which chunks are faster than steps
 
-struct Device {
-  int multiprocessors = 0, shared = 0, shared_block = 0;  // bytes of shared memory: of a multiprocessor, of a block
-};
-
-Device device_of(const Launch&) {
-  int id = 0;
-  Device d;
+int attribute(cudaDeviceAttr which) {
+  int id = 0, value = 0;
   check_cuda("wkv7", cudaGetDevice(&id));
-  check_cuda("wkv7", cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, id));
-  check_cuda("wkv7", cudaDeviceGetAttribute(&d.shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, id));
-  check_cuda("wkv7", cudaDeviceGetAttribute(&d.shared_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
-  return d;
+  check_cuda("wkv7", cudaDeviceGetAttribute(&value, which, id));
+  return value;
 }
 
-// Few heads: more blocks a head, and all of a multiprocessor's memory for each. Many: two blocks a multiprocessor.
-template <class T>
+// A block takes all of a multiprocessor's shared memory. Where heads are few, several share one.
+template <class T, bool split = sizeof(T) == 4>
 void launch_chunked(const Launch& launch, const Wkv7<T, void>& work, ScalarType state_type) {
-  const Device device = device_of(launch);
+  const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  const int room = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   const int64_t heads = work.batch * work.heads;
-  const int shares = heads * 4 <= device.multiprocessors ? 4 : heads * 2 <= device.multiprocessors ? 2 : 1;
-  const bool alone = heads * shares <= device.multiprocessors;
-  constexpr int slot = Slot<kParts<T>>::kBytes;
-  const int room = alone ? device.shared_block : device.shared / 2;
-  const int producers = std::clamp((room - 2048) / slot, 1, kMaxProducers);
-  const int threads = (4 / shares + producers) * kWarp, bytes = producers * slot;
-  const auto kernel = wkv7_chunked_kernel<T>;
+  const int shares = heads * 4 <= multiprocessors ? 4 : heads * 2 <= multiprocessors ? 2 : 1;
+  const int producers = std::clamp((room - 1024) / Slot::kBytes, 1, kMaxProducers);
+  const int threads = (4 / shares + producers) * kWarp, bytes = producers * Slot::kBytes;
+  const auto kernel = wkv7_chunked_kernel<T, split>;
   check_cuda("wkv7", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   kernel<<<static_cast<unsigned>(heads * shares), threads, bytes, launch.stream>>>(work, state_type, shares, producers);
   launch.check();
@@ -137,11 +129,83 @@ Tensor wkv7_packed_cuda(const Tensor& r, const Tensor& w, const Tensor& k, const
   return y;
 }
 
+// Contiguous and on a 16-byte boundary, where a view may begin anywhere.
+Tensor as_aligned(const Tensor& t) {
+  const Tensor contiguous = as_contiguous(t);
+  if (aligned16(contiguous.const_data_ptr())) return contiguous;
+  Tensor copy = empty_tensor(t, t.sizes());
+  torch::stable::copy_(copy, contiguous);
+  return copy;
+}
+
+// The states before each chunk, in `states`: the forward once more, for nothing else.
+template <class T>
+void run_checkpoints(const Launch& launch, const Tensor (&in)[6], const Tensor& state, const Tensor& states) {
+  const Tensor y = empty_tensor(in[0], in[0].sizes()), after = empty_tensor(state, state.sizes());
+  const int64_t batch = y.size(0), each = y.size(1), heads = y.size(2), stride = heads * kHead * kHead;
+  const Layout layout{.batch = batch,
+                      .tokens = batch * each,
+                      .heads = heads,
+                      .pool_rows = batch,
+                      .in_stride = stride,
+                      .out_stride = stride,
+                      .each = each,
+                      .longest = INT64_MAX,
+                      .checkpoints = mutable_data<float>(states)};
+  const Wkv7<T, void> work{
+      layout,
+      {data<T>(in[0]), data<T>(in[1]), data<T>(in[2]), data<T>(in[3]), data<T>(in[4]), data<T>(in[5])},
+      mutable_data<T>(y),
+      state.const_data_ptr(),
+      after.mutable_data_ptr()};
+  launch_chunked<T, true>(launch, work, ScalarType::Float);
+}
+
+template <class T>
+void launch_backward(const Launch& launch, const Wkv7Backward<T>& work, int64_t batch) {
+  const auto kernel = wkv7_backward_kernel<T>;
+  const int bytes = sizeof(BackwardShared);
+  check_cuda("wkv7_backward", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  kernel<<<static_cast<unsigned>(batch * work.heads), kBackwardThreads, bytes, launch.stream>>>(work);
+  launch.check();
+}
+
+Gradients wkv7_backward_cuda(const Tensor& d_y, const Tensor& d_end, const Tensor& r, const Tensor& w, const Tensor& k,
+                             const Tensor& v, const Tensor& a, const Tensor& b, const Tensor& state) {
+  check_wkv7_backward(d_y, d_end, r, w, k, v, a, b, state);
+  const Launch launch("wkv7_backward", r);
+  const Tensor in[6] = {as_aligned(r), as_aligned(w), as_aligned(k), as_aligned(v), as_aligned(a), as_aligned(b)};
+  const Tensor before = as_contiguous(state), dy = as_contiguous(d_y), end = as_contiguous(d_end);
+  Tensor out[6];
+  for (Tensor& t : out) t = empty_tensor(r, r.sizes());
+  const Tensor d_state = empty_tensor(state, state.sizes());
+  const int64_t batch = r.size(0), tokens = r.size(1), heads = r.size(2), chunks = (tokens + kChunk - 1) / kChunk;
+  if (batch * heads > INT32_MAX / 4) fail("wkv7_backward", "r: there are more than 2^29 heads to compute");
+  if (batch * heads > 0) {
+    const Tensor states = empty_tensor(state, {batch, heads, chunks, kHead, kHead});
+    dispatch_float_or_half(r.scalar_type(), [&](auto type) {
+      using T = typename decltype(type)::type;
+      if (chunks > 0) run_checkpoints<T>(launch, in, before, states);
+      Wkv7Backward<T> work{.d_y = data<T>(dy),
+                           .d_end = data<float>(end),
+                           .states = data<float>(states),
+                           .d_state = mutable_data<float>(d_state),
+                           .tokens = tokens,
+                           .heads = heads,
+                           .chunks = chunks};
+      for (int i = 0; i < 6; i++) work.in[i] = data<T>(in[i]), work.out[i] = mutable_data<T>(out[i]);
+      launch_backward(launch, work, batch);
+    });
+  }
+  return {out[kR], out[kW], out[kK], out[kV], out[kA], out[kB], d_state};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) {
   m.impl("wkv7", TORCH_BOX(&wkv7_cuda));
   m.impl("wkv7_", TORCH_BOX(&wkv7_packed_cuda));
+  m.impl("wkv7_backward", TORCH_BOX(&wkv7_backward_cuda));
 }
 
 }  // namespace cog_rwkv

@@ -1,6 +1,8 @@
 // wkv7 and wkv7_: the checks of their arguments, the same on every device.
 #pragma once
 
+#include <tuple>
+
 #include "../csrc/packed.h"
 #include "../csrc/vectors.h"
 
@@ -28,6 +30,17 @@ inline void check_wkv7(const Tensor& r, const Tensor& w, const Tensor& k, const 
   check_dtype(op, "state", state, {ScalarType::Float});
   check_device(op, "state", state, "r", r);
   check_shape(op, "state", state, {r.size(0), r.size(2), kHead, kHead}, "[B, H, 64, 64] with B and H as in r");
+}
+
+// Of r, w, k, v, a, b and state.
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+inline void check_wkv7_backward(const Tensor& d_y, const Tensor& d_end, const Tensor& r, const Tensor& w,
+                                const Tensor& k, const Tensor& v, const Tensor& a, const Tensor& b,
+                                const Tensor& state) {
+  check_wkv7(r, w, k, v, a, b, state);
+  check_like("wkv7_backward", "d_y", d_y, "r", r);
+  check_like("wkv7_backward", "d_end", d_end, "state", state);
 }
 
 // Returns the distance between two rows of `pool`.

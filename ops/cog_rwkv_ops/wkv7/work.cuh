@@ -14,6 +14,7 @@ struct Layout {
   int64_t batch, tokens, heads, pool_rows, in_stride, out_stride, each;
   bool aligned;               // the states allow loads of four at a time
   int64_t shortest, longest;  // the sequences that a launch is for
+  float* checkpoints;         // [batch, heads, chunks, 64, 64], the state before each chunk; or null
 
   __device__ bool takes(const Sequence& s) const {
     const int64_t length = s.end - s.begin;

@@ -1,0 +1,65 @@
+// The shared memory of wkv7 in chunks: where the numbers of 16 tokens lie, and in which order a lane takes them.
+#pragma once
+
+#include "../csrc/mma.cuh"
+#include "work.cuh"
+
+namespace cog_rwkv {
+
+constexpr int kChunk = 16, kWarp = 32;
+// Floats from a row of 64 to the next, and from a row of 16 to the next: such that no two lanes meet in a bank.
+constexpr int kRow = 76, kSmallRow = 24;
+
+// Where in a row a key is: the upper half stands off for the sake of the banks.
+__device__ __forceinline__ constexpr int place(int key) { return key + (key >= 32 ? 8 : 0); }
+
+// A chunk. The inputs lie in the order of `Input` and are scaled in place, v excepted; a becomes W, w makes room for
+// what is between tokens.
+struct Slot {
+  static constexpr int kMatrix = kChunk * kRow, kSmall = kChunk * kSmallRow;
+  static constexpr int kFloats = 6 * kMatrix + kSmall + 2 * static_cast<int>(kHead), kBytes = kFloats * 4;
+
+  float* base;
+  __device__ float* matrix(int input) const { return base + input * kMatrix; }
+  __device__ float* row(int input, int t) const { return matrix(input) + t * kRow; }
+  __device__ float* seen() const { return matrix(kW); }               // P: what y has of v
+  __device__ float* seen_removed() const { return seen() + kSmall; }  // Q: what y has of U
+  __device__ float* removed() const { return seen() + 2 * kSmall; }   // A: what U has of v
+  __device__ float* inverse() const { return base + 6 * kMatrix; }    // T
+  __device__ float* before() const { return inverse() + kSmall; }     // e^m, in the order of keys
+  __device__ float* after() const { return before() + kHead; }        // e^(G - m)
+};
+
+__device__ __forceinline__ float4& float4_at(float* p) { return *reinterpret_cast<float4*>(p); }
+
+// A lane's 16 neighbouring keys 16 q + 4 i + 0..3 of a row, i = 0..3.
+__device__ __forceinline__ void load_keys(float (&x)[16], float* row, int q) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float4 v = float4_at(row + place(16 * q) + 4 * i);
+    x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
+  }
+}
+
+// Results of 16 x 64 are eight of 16 x 8. Column n of the j-th is key 8 n + (j ^ (n odd ? 4 : 0)): so what a lane has
+// of a row are the keys 16 q to 16 q + 15, in this order of (j, column 2 q or 2 q + 1).
+__device__ __forceinline__ constexpr int tile_of(int key) { return key < 8 ? key : (key - 8) ^ 4; }
+__device__ __forceinline__ constexpr int column_of(int key) { return key < 8 ? 0 : 1; }
+// The other way round: the key, less 16 q, of column 2 q + odd in the j-th.
+__device__ __forceinline__ constexpr int key_of(int j, int odd) { return odd ? 8 + (j ^ 4) : j; }
+
+// The same columns as a right operand with a row of keys: b[j] is that of column g in the j-th.
+__device__ __forceinline__ void load_columns(float (&b)[8], float* row, int g) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const float4 v = float4_at(row + place(8 * g) + 4 * (i ^ (g & 1)));
+    b[4 * i] = v.x, b[4 * i + 1] = v.y, b[4 * i + 2] = v.z, b[4 * i + 3] = v.w;
+  }
+}
+
+// Tokens 8 step + 2 q and the next are what a lane has of a product over tokens: columns t and t + 1 of a small matrix.
+__device__ __forceinline__ float2 load_tokens(const float* small, int row, int step, int q) {
+  return *reinterpret_cast<const float2*>(small + row * kSmallRow + 8 * step + 2 * q);
+}
+
+}  // namespace cog_rwkv

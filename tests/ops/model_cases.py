@@ -14,6 +14,9 @@ from cog_rwkv_ops.squared_relu import reference as squared_relu
 from cog_rwkv_ops.time_mix_output import reference as time_mix_output
 from cog_rwkv_ops.time_mix_prepare import reference as time_mix_prepare
 from cog_rwkv_ops.token_shift import reference as token_shift
+from cog_rwkv_ops.time_mix_project import reference as time_mix_project
+from cog_rwkv_ops.wkv5 import reference as wkv5
+from cog_rwkv_ops.wkv6 import reference as wkv6
 from cog_rwkv_ops.wkv7 import reference as wkv7
 from tests.ops.common import numbers
 
@@ -135,6 +138,17 @@ def make_wkv7(n: int, dtype: torch.dtype, weight: torch.dtype, device: str) -> A
     return {name: t.view(2, n, 3, 64) for name, t in inputs.items()} | {"state": fill(2, 3, 64, 64)}
 
 
+def make_wkv6(n: int, dtype: torch.dtype, weight: torch.dtype, device: str) -> Arguments:
+    """Decays exp(-exp(w)) from 0.99 down to 0.0006."""
+    fill = Fill(device)
+    r, w, k, v = (fill(2, n, 3, 64, dtype=dtype) for _ in range(4))
+    return {"r": r, "w": w - 1.5, "k": k, "v": v, "u": fill(3, 64), "state": fill(2, 3, 64, 64)}
+
+
+def make_wkv5(n: int, dtype: torch.dtype, weight: torch.dtype, device: str) -> Arguments:
+    return make_wkv6(n, dtype, weight, device) | {"w": Fill(device, 40)(3, 64) - 1.5}
+
+
 def make_wkv7_packed(n: int, dtype: torch.dtype, weight: torch.dtype, device: str) -> Arguments:
     fill, batch = Fill(device), packed(ragged(n), device)
     return recurrence(fill, n, 2 * 64, dtype=dtype) | {"pool": fill(pool_rows(batch), 2, 64, 64), **batch}
@@ -148,6 +162,8 @@ CASES = [
     Case("token_shift_", make_token_shift, token_shift.token_shift_, written="shift", gradient=False),
     Case("time_mix_prepare", make_time_mix_prepare, time_mix_prepare.time_mix_prepare, by_row=True),
     Case("time_mix_output", make_time_mix_output, time_mix_output.time_mix_output, by_row=True),
+    Case("wkv5", make_wkv5, wkv5.wkv5),
+    Case("wkv6", make_wkv6, wkv6.wkv6),
     Case("wkv7", make_wkv7, wkv7.wkv7, chunked=True),
     Case("wkv7_", make_wkv7_packed, wkv7.wkv7_, written="pool", gradient=False),
 ]

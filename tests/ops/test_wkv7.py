@@ -206,7 +206,7 @@ def test_keys_that_are_alike(dtype: torch.dtype, device: str) -> None:
     states = pool(1, device)
     y_wanted, after = wanted(given, states, [0], [0, n])
     y_limit, state_limit = limits(dtype, device, n)
-    assert error(run(given, states, [0], [0, n]), y_wanted) <= y_limit
+    assert error(run(given, states, [0], [0, n]), y_wanted) <= 2 * y_limit
     assert error(states, after) <= 2 * state_limit
 
 

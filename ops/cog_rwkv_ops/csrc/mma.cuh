@@ -108,9 +108,10 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done = 0;
   while (!done) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+    // Asleep, up to so many nanoseconds: a warp that polls takes its neighbours' turns.
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2, %3; selp.u32 %0, 1, 0, p;}"
                  : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "r"(shared_address(barrier)), "r"(parity), "r"(1000000)
                  : "memory");
 #else
     asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"

@@ -55,7 +55,7 @@ template <int depth>
 __device__ __forceinline__ void add_product(Sums& sums, View a, View b, int lane) {
   const int g = lane / 4, q = lane % 4;
   Sums fine[2] = {};
-#pragma unroll 2
+#pragma unroll
   for (int k = 0; k < depth; k += 8) {
     const Left x = {a(g, k + q), a(g + 8, k + q), a(g, k + q + 4), a(g + 8, k + q + 4)};
     const Right y = {b(k + q, g), b(k + q + 4, g)};
@@ -86,35 +86,65 @@ __device__ __forceinline__ void store_triangle(float* to, const float* a, const 
   });
 }
 
+// The lane's share of a chunk, on its way from global memory: it is asked for while the chunk before is computed.
 template <class T>
-__device__ void load_chunk(BackwardShared& s, const Wkv7Backward<T>& p, int64_t first, int n, const float* state) {
-  for (int i = threadIdx.x; i < kChunk * kHead; i += kBackwardThreads) {
-    const int t = i / kHead, key = i % kHead, to = t * kWide + key;
+struct Fetched {
+  static constexpr int kInputs = kChunk * kHead / kBackwardThreads, kStates = kHead * kHead / kBackwardThreads;
+  T in[6][kInputs], d_y[kInputs];
+  float state[kStates];
+
+  __device__ __forceinline__ void fetch(const Wkv7Backward<T>& p, int64_t first, int n, const float* from) {
+#pragma unroll
+    for (int j = 0; j < kInputs; j++) {
+      const int i = threadIdx.x + j * kBackwardThreads, t = i / kHead;
+      const int64_t at = first + (t < n ? t : 0) * p.heads * kHead + i % kHead;
+#pragma unroll
+      for (int input = 0; input < 6; input++) in[input][j] = p.in[input][at];
+      d_y[j] = p.d_y[at];
+    }
+#pragma unroll
+    for (int j = 0; j < kStates; j++) state[j] = from[threadIdx.x + j * kBackwardThreads];
+  }
+};
+
+// e^(g - m) before the chunk and after each of its tokens: a thread a key.
+__device__ inline void sum_factors(BackwardShared& s) {
+  float* g = s.factor + threadIdx.x;
+  float sums[kChunk + 1] = {0.0f};
+#pragma unroll
+  for (int t = 1; t <= kChunk; t++) sums[t] = sums[t - 1] + g[t * kWide];
+#pragma unroll
+  for (int t = 0; t <= kChunk; t++) g[t * kWide] = exp2_fast(sums[t] - sums[kChunk / 2]);
+}
+
+template <class T>
+__device__ __forceinline__ void load_chunk(BackwardShared& s, const Fetched<T>& f, int n) {
+  constexpr int kInputs = Fetched<T>::kInputs;
+  const int key = threadIdx.x % kHead, row = threadIdx.x / kHead, rows = kBackwardThreads / kHead;
+#pragma unroll
+  for (int j = 0; j < kInputs; j++) {
+    const int t = row + j * rows;
+    s.factor[(t + 1) * kWide + key] = t < n ? log2_decay(static_cast<float>(f.in[kW][j])) : 0.0f;
+  }
+  __syncthreads();
+  if (threadIdx.x < kHead) sum_factors(s);
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < kInputs; j++) {
+    const int t = row + j * rows, to = t * kWide + key;
     const bool inside = t < n;
-    const int64_t at = first + (inside ? t : 0) * p.heads * kHead + key;
-    const auto load = [&](const T* from) { return inside ? static_cast<float>(from[at]) : 0.0f; };
-    s.r[to] = load(p.in[kR]), s.k[to] = load(p.in[kK]), s.v[to] = load(p.in[kV]);
-    s.a[to] = load(p.in[kA]), s.b[to] = load(p.in[kB]), s.d_y[to] = load(p.d_y);
-    s.factor[to + kWide] = inside ? log2_decay(static_cast<float>(p.in[kW][at])) : 0.0f;
+    const float before = s.factor[to], here = s.factor[to + kWide], back = reciprocal_fast(here);
+    const auto value = [&](const T& x) { return inside ? static_cast<float>(x) : 0.0f; };
+    s.r[to] = value(f.in[kR][j]) * here, s.a[to] = value(f.in[kA][j]) * before;
+    s.k[to] = value(f.in[kK][j]) * back, s.b[to] = value(f.in[kB][j]) * back;
+    s.v[to] = value(f.in[kV][j]), s.d_y[to] = value(f.d_y[j]);
   }
-  __syncthreads();
-  if (threadIdx.x < kHead) {
-    float* g = s.factor + threadIdx.x;
-    g[0] = 0.0f;
-    for (int t = 1; t <= kChunk; t++) g[t * kWide] += g[(t - 1) * kWide];
-    const float m = g[kChunk / 2 * kWide];
-    for (int t = 0; t <= kChunk; t++) g[t * kWide] = exp2_fast(g[t * kWide] - m);
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < kChunk * kHead; i += kBackwardThreads) {
-    const int to = i / kHead * kWide + i % kHead;
-    s.r[to] *= s.factor[to + kWide], s.a[to] *= s.factor[to];
-    s.k[to] /= s.factor[to + kWide], s.b[to] /= s.factor[to + kWide];
-  }
-  for (int i = threadIdx.x; i < kHead * kHead; i += kBackwardThreads) {
-    const int key = i % kHead, to = i / kHead * kWide + key;
-    s.state[to] = state[i] / s.factor[key];
-    s.d_state[to] *= s.factor[kChunk * kWide + key];
+  const float start = reciprocal_fast(s.factor[key]), end = s.factor[kChunk * kWide + key];
+#pragma unroll
+  for (int j = 0; j < Fetched<T>::kStates; j++) {
+    const int to = (row + j * rows) * kWide + key;
+    s.state[to] = f.state[j] * start;
+    s.d_state[to] *= end;
   }
   __syncthreads();
 }
@@ -152,6 +182,7 @@ __device__ inline void recompute(BackwardShared& s, int warp, int lane) {
   // The part of G's gradient that the state before the chunk has.
   const int key = threadIdx.x % kHead, quarter = threadIdx.x / kHead;
   float sum = 0.0f;
+#pragma unroll
   for (int v = quarter * 16; v < quarter * 16 + 16; v++) sum += s.d_state[v * kWide + key] * s.state[v * kWide + key];
   s.d_total[quarter * kHead + key] = sum;
   __syncthreads();
@@ -214,11 +245,11 @@ __device__ void write_gradients(BackwardShared& s, const Wkv7Backward<T>& p, int
     s.d_log_before[at] = a[i] * s.a[at];
     if (row >= n) return;
     const int64_t to = first + row * p.heads * kHead + key + column;
-    const float here = s.factor[at + kWide];
+    const float here = s.factor[at + kWide], back = reciprocal_fast(here);
     p.out[kR][to] = static_cast<T>(r[i] * here);
     p.out[kA][to] = static_cast<T>(a[i] * s.factor[at]);
-    p.out[kK][to] = static_cast<T>(k[i] / here);
-    p.out[kB][to] = static_cast<T>(b[i] / here);
+    p.out[kK][to] = static_cast<T>(k[i] * back);
+    p.out[kB][to] = static_cast<T>(b[i] * back);
     p.out[kV][to] = static_cast<T>(v[i]);
   });
   __syncthreads();
@@ -249,7 +280,7 @@ __device__ inline void step_gradient(BackwardShared& s, int warp, int lane) {
     add_product<kChunk>(sums, wide_transposed(s.z + value), wide(s.a + tile * 8), lane);
     each_of(lane, [&](int i, int row, int column) {
       float& x = s.d_state[(value + row) * kWide + tile * 8 + column];
-      x = (x + sums[i]) / s.factor[tile * 8 + column];
+      x = (x + sums[i]) * reciprocal_fast(s.factor[tile * 8 + column]);
     });
   }
 }
@@ -264,10 +295,22 @@ __global__ void __launch_bounds__(kBackwardThreads, 2) wkv7_backward_kernel(cons
   constexpr int kState = static_cast<int>(kHead * kHead);
   for (int i = threadIdx.x; i < kState; i += kBackwardThreads)
     s.d_state[i / kHead * kWide + i % kHead] = p.d_end[block * kState + i];
+  Fetched<T> next;
+  const auto first_of = [&](int64_t chunk) {
+    return ((sequence * p.tokens + chunk * kChunk) * p.heads + head) * kHead;
+  };
+  const auto tokens_of = [&](int64_t chunk) {
+    return static_cast<int>(min(p.tokens - chunk * kChunk, int64_t{kChunk}));
+  };
+  const auto fetch = [&](int64_t chunk) {
+    next.fetch(p, first_of(chunk), tokens_of(chunk), p.states + (block * p.chunks + chunk) * kState);
+  };
+  if (p.chunks > 0) fetch(p.chunks - 1);
   for (int64_t chunk = p.chunks - 1; chunk >= 0; chunk--) {
-    const int64_t first = ((sequence * p.tokens + chunk * kChunk) * p.heads + head) * kHead;
-    const int n = static_cast<int>(min(p.tokens - chunk * kChunk, int64_t{kChunk}));
-    load_chunk(s, p, first, n, p.states + (block * p.chunks + chunk) * kState);
+    const int64_t first = first_of(chunk);
+    const int n = tokens_of(chunk);
+    load_chunk(s, next, n);
+    if (chunk > 0) fetch(chunk - 1);
     recompute(s, warp, lane);
     write_gradients(s, p, first, n, warp, lane);
     if (threadIdx.x < kHead) write_decay_gradient(s, p, first, n);

@@ -1,7 +1,7 @@
 // wkv7 and wkv7_ on CUDA: the choice of the kernel, and the launches.
 #include <tuple>
 
-#include "../csrc/tensor.h"
+#include "../csrc/aligned.cuh"
 #include "backward.cuh"
 #include "chunked.cuh"
 #include "stepwise.cuh"
@@ -16,18 +16,11 @@ struct Inputs {
 
 constexpr int64_t kChunksFrom = 64;  // tokens of a sequence from which chunks are faster than steps
 
-int attribute(cudaDeviceAttr which) {
-  int id = 0, value = 0;
-  check_cuda("wkv7", cudaGetDevice(&id));
-  check_cuda("wkv7", cudaDeviceGetAttribute(&value, which, id));
-  return value;
-}
-
 // A block takes all of a multiprocessor's shared memory. Where heads are few, several share one.
 template <class T, bool split = sizeof(T) == 4>
 void launch_chunked(const Launch& launch, const Wkv7<T, void>& work, ScalarType state_type) {
-  const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
-  const int room = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const int multiprocessors = device_attribute("wkv7", cudaDevAttrMultiProcessorCount);
+  const int room = device_attribute("wkv7", cudaDevAttrMaxSharedMemoryPerBlockOptin);
   const int64_t heads = work.batch * work.heads;
   const int shares = heads * 4 <= multiprocessors ? 4 : heads * 2 <= multiprocessors ? 2 : 1;
   const int producers = std::clamp((room - 1024) / Slot::kBytes, 1, kMaxProducers);
@@ -127,15 +120,6 @@ Tensor wkv7_packed_cuda(const Tensor& r, const Tensor& w, const Tensor& k, const
             .in_stride = stride,
             .out_stride = stride});
   return y;
-}
-
-// Contiguous and on a 16-byte boundary, where a view may begin anywhere.
-Tensor as_aligned(const Tensor& t) {
-  const Tensor contiguous = as_contiguous(t);
-  if (aligned16(contiguous.const_data_ptr())) return contiguous;
-  Tensor copy = empty_tensor(t, t.sizes());
-  torch::stable::copy_(copy, contiguous);
-  return copy;
 }
 
 // The states before each chunk, in `states`: the forward once more, for nothing else.

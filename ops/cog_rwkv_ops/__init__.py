@@ -20,6 +20,7 @@ from cog_rwkv_ops.time_mix_output import time_mix_output
 from cog_rwkv_ops.time_mix_prepare import time_mix_prepare
 from cog_rwkv_ops.token_shift import token_shift_
 from cog_rwkv_ops.time_mix_project import time_mix_project
+from cog_rwkv_ops.wkv4 import wkv4
 from cog_rwkv_ops.wkv5 import wkv5
 from cog_rwkv_ops.wkv6 import wkv6
 from cog_rwkv_ops.wkv7 import wkv7, wkv7_
@@ -50,6 +51,7 @@ __all__ = [
     "time_mix_prepare",
     "token_shift_",
     "unpack_bfloat16",
+    "wkv4",
     "wkv5",
     "wkv6",
     "wkv7",

@@ -15,6 +15,7 @@ from cog_rwkv_ops.time_mix_output import reference as time_mix_output
 from cog_rwkv_ops.time_mix_prepare import reference as time_mix_prepare
 from cog_rwkv_ops.token_shift import reference as token_shift
 from cog_rwkv_ops.time_mix_project import reference as time_mix_project
+from cog_rwkv_ops.wkv4 import reference as wkv4
 from cog_rwkv_ops.wkv5 import reference as wkv5
 from cog_rwkv_ops.wkv6 import reference as wkv6
 from cog_rwkv_ops.wkv7 import reference as wkv7
@@ -138,6 +139,14 @@ def make_wkv7(n: int, dtype: torch.dtype, weight: torch.dtype, device: str) -> A
     return {name: t.view(2, n, 3, 64) for name, t in inputs.items()} | {"state": fill(2, 3, 64, 64)}
 
 
+def make_wkv4(n: int, dtype: torch.dtype, weight: torch.dtype, device: str, c: int = 70) -> Arguments:
+    """States of sums that are positive, as after other tokens."""
+    fill = Fill(device)
+    k, v, state = fill(2, n, c, dtype=dtype), fill(2, n, c, dtype=dtype), fill(2, 3, c)
+    state[:, 1] = state[:, 1].abs() + 0.5
+    return {"w": fill(c) - 1, "u": fill(c), "k": k, "v": v, "state": state}
+
+
 def make_wkv6(n: int, dtype: torch.dtype, weight: torch.dtype, device: str) -> Arguments:
     """Decays exp(-exp(w)) from 0.99 down to 0.0006."""
     fill = Fill(device)
@@ -162,6 +171,7 @@ CASES = [
     Case("token_shift_", make_token_shift, token_shift.token_shift_, written="shift", gradient=False),
     Case("time_mix_prepare", make_time_mix_prepare, time_mix_prepare.time_mix_prepare, by_row=True),
     Case("time_mix_output", make_time_mix_output, time_mix_output.time_mix_output, by_row=True),
+    Case("wkv4", make_wkv4, wkv4.wkv4),
     Case("wkv5", make_wkv5, wkv5.wkv5),
     Case("wkv6", make_wkv6, wkv6.wkv6),
     Case("wkv7", make_wkv7, wkv7.wkv7, chunked=True),

@@ -1,0 +1,118 @@
+"""wkv4, wkv5 and wkv6: every length, cuts, extreme decays and keys, long gradients, any number of heads."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cog_rwkv_ops
+from tests.ops.common import FLOAT_OR_HALF
+from tests.ops.model_cases import BOUND, CASES, Arguments, Case, Fill, copied, error, expected, results
+
+F32 = torch.float32
+LENGTHS = [1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000]
+SCANS = [case for case in CASES if case.name in ("wkv4", "wkv5", "wkv6")]
+MATRICES = SCANS[1:]
+every_scan = pytest.mark.parametrize("case", SCANS, ids=lambda case: case.name)
+every_matrix = pytest.mark.parametrize("case", MATRICES, ids=lambda case: case.name)
+every_dtype = pytest.mark.parametrize("dtype", FLOAT_OR_HALF, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+def nothing(case: Case, given: Arguments) -> Arguments:
+    """The same with the state of no tokens."""
+    state = torch.zeros_like(given["state"])
+    if case.name == "wkv4":
+        state[:, 2] = -1e38
+    return given | {"state": state}
+
+
+def tokens(given: Arguments, begin: int, end: int, state: Tensor) -> Arguments:
+    length = given["k"].shape[1]
+    cut = {n: t[:, begin:end] if t.dim() > 2 and t.shape[1] == length else t for n, t in given.items()}
+    return cut | {"state": state}
+
+
+@every_scan
+@every_dtype
+@pytest.mark.parametrize("start", ["zero", "random"])
+def test_every_length(case: Case, dtype: torch.dtype, start: str, device: str) -> None:
+    for n in LENGTHS:
+        given = case.make(n, dtype, dtype, device)
+        given = nothing(case, given) if start == "zero" else given
+        y, end = results(case, case.call, given)
+        y_wanted, end_wanted = expected(case, given)
+        assert error(y, y_wanted) <= BOUND[dtype], n
+        assert error(end, end_wanted) <= 2 * BOUND[F32], n
+
+
+@every_scan
+def test_every_cut_of_33_tokens(case: Case, device: str) -> None:
+    given = case.make(33, F32, F32, device)
+    y, end = case.call(**given)
+    for cut in range(1, 33):
+        first, between = case.call(**tokens(given, 0, cut, given["state"]))
+        second, after = case.call(**tokens(given, cut, 33, between))
+        parts = torch.cat([first, second], 1)
+        if device == "cpu":
+            assert torch.equal(parts, y)
+            assert torch.equal(after, end)
+        assert error(parts, y.cpu().double()) <= BOUND[F32]
+        assert error(after, end.cpu().double()) <= BOUND[F32]
+
+
+@every_scan
+@every_dtype
+@pytest.mark.parametrize("w", [-math.inf, -20.0, 2.0, 5.0, 20.0, 100.0])
+def test_extreme_decays(case: Case, dtype: torch.dtype, w: float, device: str) -> None:
+    given = case.make(65, dtype, dtype, device)
+    given["w"] = torch.full_like(given["w"], w)
+    y, end = results(case, case.call, given)
+    y_wanted, end_wanted = expected(case, given)
+    assert y.isfinite().all()
+    assert error(y, y_wanted) <= BOUND[dtype]
+    assert error(end, end_wanted) <= 2 * BOUND[F32]
+
+
+@pytest.mark.parametrize("size", [60.0, 500.0])
+def test_exponents_of_wkv4_that_overflow_alone(size: float, device: str) -> None:
+    case = SCANS[0]
+    given = nothing(case, case.make(65, F32, F32, device))
+    given["k"] = given["k"] * size
+    y, end = results(case, case.call, given)
+    y_wanted, end_wanted = expected(case, given)
+    assert error(y, y_wanted) <= 1e-4  # e^k for a k rounded to 24 bits
+    assert error(end, end_wanted) <= 1e-4
+
+
+def gradients(call: Callable[..., Any], given: Arguments, incoming: list[Tensor]) -> list[Tensor]:
+    leaves = copied(given, lambda t: t.detach().requires_grad_())
+    return list(torch.autograd.grad(call(**leaves), list(leaves.values()), incoming))
+
+
+@every_scan
+def test_gradients_over_300_tokens(case: Case, device: str) -> None:
+    given = case.make(300, F32, F32, device)
+    fill = Fill(device, 70)
+    incoming = [fill(*t.shape) for t in case.call(**given)]
+    found = gradients(case.call, given, incoming)
+    wide = copied(given, lambda t: t.cpu().double())
+    right = gradients(case.definition, wide, [t.cpu().double() for t in incoming])
+    for name, a, b in zip(given, found, right, strict=True):
+        assert error(a, b) <= 2e-5, name
+
+
+@every_matrix
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [1, 50, 90, 300])
+def test_any_share_of_a_head_in_a_block_on_cuda(case: Case, heads: int, cuda: str) -> None:
+    fill = Fill(cuda)
+    given: Arguments = {name: fill(2, 70, heads, 64) for name in ("r", "w", "k", "v")}
+    given["w"] = fill(heads, 64) - 1 if case.name == "wkv5" else given["w"] - 1
+    given |= {"u": fill(heads, 64), "state": fill(2, heads, 64, 64)}
+    y, end = getattr(cog_rwkv_ops, case.name)(**given)
+    y_wanted, end_wanted = case.definition(**copied(given, lambda t: t.double()))
+    assert error(y, y_wanted.cpu()) <= BOUND[F32]
+    assert error(end, end_wanted.cpu()) <= 2 * BOUND[F32]

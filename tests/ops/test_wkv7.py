@@ -334,7 +334,9 @@ def test_gradients_over_300_tokens(decays: str, device: str) -> None:
     flat = recurrence(Fill(device), 2 * 300, HEADS * 64, dtype=F32)
     given = {name: t.view(2, 300, HEADS, 64) for name, t in flat.items()} | {"state": pool(2, device)}
     if decays != "random":
-        given["w"] = torch.full_like(given["w"], 20.0 if decays == "strong" else -9.0)
+        given["w"] = torch.full_like(
+            given["w"], 3.0 if decays == "strong" else -9.0
+        )  # past 3 the float32 sigmoid is nearly flat
     fill = Fill(device, 70)
     incoming = [fill(*t.shape) for t in cog_rwkv_ops.wkv7(**given)]
     leaves = copied(given, lambda t: t.detach().requires_grad_())

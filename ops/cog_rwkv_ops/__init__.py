@@ -19,7 +19,6 @@ from cog_rwkv_ops.swish import swish
 from cog_rwkv_ops.time_mix_output import time_mix_output
 from cog_rwkv_ops.time_mix_prepare import time_mix_prepare
 from cog_rwkv_ops.token_shift import token_shift_
-from cog_rwkv_ops.time_mix_project import time_mix_project
 from cog_rwkv_ops.wkv4 import wkv4
 from cog_rwkv_ops.wkv5 import wkv5
 from cog_rwkv_ops.wkv6 import wkv6

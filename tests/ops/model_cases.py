@@ -14,7 +14,6 @@ from cog_rwkv_ops.squared_relu import reference as squared_relu
 from cog_rwkv_ops.time_mix_output import reference as time_mix_output
 from cog_rwkv_ops.time_mix_prepare import reference as time_mix_prepare
 from cog_rwkv_ops.token_shift import reference as token_shift
-from cog_rwkv_ops.time_mix_project import reference as time_mix_project
 from cog_rwkv_ops.wkv4 import reference as wkv4
 from cog_rwkv_ops.wkv5 import reference as wkv5
 from cog_rwkv_ops.wkv6 import reference as wkv6

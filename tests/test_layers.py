@@ -88,7 +88,9 @@ def test_no_operator_chooses_a_device_in_python() -> None:
     for path in sources("cog_rwkv_ops"):
         if path.parent.name != "cog_rwkv_ops":
             text = path.read_text(encoding="utf-8")
-            assert not re.search(r"\.is_cuda\b|\.is_cpu\b|\.device\.type\s*([=!]=|\bin\b)", text), f"{path.relative_to(ROOT)} asks for the device"
+            assert not re.search(r"\.is_cuda\b|\.is_cpu\b|\.device\.type\s*([=!]=|\bin\b)", text), (
+                f"{path.relative_to(ROOT)} asks for the device"
+            )
 
 
 def test_every_part_is_there() -> None:

@@ -156,7 +156,7 @@ class Decode {
   }
 
   void norm_and_shift(Team::Member& member, int64_t layer, int64_t half, const Tensor& weight, const Tensor& bias,
-                  const Tensor& mix, const float* delta) {
+                      const Tensor& mix, const float* delta) {
     const auto shift = COG_RWKV_KERNEL(token_shift_row<float, float>);
     member.share(f_.n, 1, [&](int64_t begin, int64_t end) {
       norm(f_.x, delta, data<float>(weight), data<float>(bias), f_.normed, begin, end, f_.c, kNormEps);

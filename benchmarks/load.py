@@ -82,14 +82,19 @@ class Memory:
                 size = sum(one.memory_full_info().uss for one in family) / MEGABYTE
                 self.samples.append((time.monotonic(), size))
 
-    def summary(self, window: Window) -> dict[str, float]:
-        """Medians of the first and the last tenth of the window, and the most in it."""
+    def summary(self, window: Window) -> dict[str, Any]:
+        """Medians of the first and the last tenth of the window, the most in it, and all of them."""
         sizes = [size for at, size in self.samples if window.begin <= at < window.end]
         if not sizes:
             return {}
         tenth = max(1, len(sizes) // 10)
         start, end = sorted(sizes[:tenth])[tenth // 2], sorted(sizes[-tenth:])[tenth // 2]
-        return {"start": round(start, 1), "end": round(end, 1), "most": round(max(sizes), 1)}
+        return {
+            "start": round(start, 1),
+            "end": round(end, 1),
+            "most": round(max(sizes), 1),
+            "all": [round(size) for size in sizes],
+        }
 
 
 def over_http(options: argparse.Namespace, work: Work, url: str) -> tuple[list[Record], Window]:
@@ -126,7 +131,7 @@ def measure(options: argparse.Namespace, weights: Path) -> dict[str, Any]:
         say(f"the engine alone: {engine['http_tokens_per_s']} tokens/s")
     if options.url:
         records, window = over_http(options, work, options.url)
-        memory: dict[str, float] = {}
+        memory: dict[str, Any] = {}
     else:
         with CogServer() as server, Memory(server) as watch:
             records, window = over_http(options, work, server.url)
@@ -233,7 +238,8 @@ def main() -> int:
         row = measure(options, weights)
     if options.save:
         save(row, options.save)
-    say(", ".join(f"{name} {value}" for name, value in row.items() if name not in ("curves", "settings")))
+    say(", ".join(f"{name} {value}" for name, value in row.items() if name not in ("curves", "settings", "memory_mb")))
+    say(f"memory in MB: {row['memory_mb']}")
     print(json.dumps(row))
     return 1 if row["errors"] or row["engine_errors"] else 0
 

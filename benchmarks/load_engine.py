@@ -51,13 +51,13 @@ class Driver:
         """All requests, and the time that counts: ``seconds`` from when every stream has had a first token."""
         start = time.monotonic()
         begin = end = float("inf")
-        running = {stream: self._send(stream) for stream in range(len(self.sent))}
+        running = {stream: self._send(stream, start) for stream in range(len(self.sent))}
         while running:
             for stream, one in list(running.items()):
                 if one.read():
                     self._close(running.pop(stream))
-                    if time.monotonic() < end:
-                        running[stream] = self._send(stream)
+                    if (now := time.monotonic()) < end:
+                        running[stream] = self._send(stream, now)
             if begin == float("inf") and all(self._has_begun(stream, running) for stream in range(len(self.sent))):
                 begin = time.monotonic()
                 end = begin + seconds
@@ -67,11 +67,11 @@ class Driver:
     def _has_begun(self, stream: int, running: dict[int, _Running]) -> bool:
         return self.sent[stream] > 1 or running[stream].record.first is not None
 
-    def _send(self, stream: int) -> _Running:
+    def _send(self, stream: int, now: float) -> _Running:
         key = self.work.key(stream, self.sent[stream])
         self.sent[stream] += 1
         inputs = self.work.inputs(key)
-        record = Record(key, time.monotonic())
+        record = Record(key, now)
         ids = self.tokenizer.encode(inputs["prompt"])
         record.prompt_tokens = len(ids)
         start = [0] if self.settings.start_token else []

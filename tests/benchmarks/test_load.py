@@ -74,9 +74,9 @@ def test_the_closed_loop_over_an_engine() -> None:
     sampler = Sampler(65536, 3, "cpu", tokenizer.allowed(65536))
     engine = Engine(model, sampler, StubPool(3), 512)
     began = time.monotonic()
-    records, window = Driver(Service(engine, tokenizer, Settings()), WORK, streams=3).run(seconds=0.5)
+    records, window = Driver(Service(engine, tokenizer, Settings()), WORK, streams=3).run(seconds=1.5)
     engine.close()
-    assert began <= window.start < window.begin == window.end - 0.5
+    assert began <= window.start < window.begin == window.end - 1.5
     assert time.monotonic() > window.end
     assert all(one.error is None and one.sent < window.end for one in records)
     keys = sorted(one.key for one in records)

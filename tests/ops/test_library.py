@@ -155,6 +155,7 @@ def copy_of_ops(to: Path) -> Path:
             [n for n in others if n not in kept]
             + [n for n in names if n in ("build", "__pycache__")]
             + [n for n in names if n.endswith((".so", ".egg-info"))]
+            + [n for n in names if Path(folder).name == "csrc" and n.endswith((".cpp", ".cu"))]  # add needs none
         )
 
     shutil.copytree(OPS, to, ignore=leave_out)

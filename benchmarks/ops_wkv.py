@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import cog_rwkv_ops
 from benchmarks import wkv_peers
 from benchmarks.wkv_peers import Arguments, Missing
+from cog_rwkv_ops._library import operator
 
 SHAPES = [(1, 4096, 64), (16, 256, 64), (8, 4096, 32)]
 BANDWIDTH = 4388e9  # bytes a second
@@ -93,7 +94,7 @@ def measure(op: str, shape: tuple[int, int, int], cache: Path | None) -> list[di
     """The rows of one operator and shape."""
     given = make(op, *shape)
     function = getattr(cog_rwkv_ops, op)
-    backward = getattr(torch.ops.cog_rwkv, f"{op}_backward").default
+    backward = operator(f"{op}_backward")
     y, end = function(**given)
     gradients = torch.randn_like(y), torch.randn_like(end)
     moved = size(*given.values(), y, end)

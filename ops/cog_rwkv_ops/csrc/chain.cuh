@@ -1,0 +1,51 @@
+// Kernels that follow each other closely: on Hopper and later the next one may start while the last blocks of the one
+// before it still run (programmatic dependent launch), so that it has read weights by the time its input is there.
+//
+// A kernel that is launched by `launch_chained` calls `wait_for_previous()` before it touches anything that an earlier
+// kernel writes or reads: weights may be read before, activations may not, and nothing may be written.
+// `let_next_begin()`, once a block has little left to do, is when the next kernel's blocks may take their places.
+// Every kernel of a chain waits, also one that would not need to: what it waits for includes all that is before that.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda.cuh"
+
+namespace cog_rwkv {
+
+__device__ __forceinline__ void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Whether the current device can overlap the kernels of a chain; elsewhere they run one after the other.
+inline bool can_chain() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+}
+
+template <class... Parameters>
+void launch_chained(const char* op, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                    size_t shared_bytes, std::type_identity_t<Parameters>... arguments) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = can_chain() ? 1 : 0;
+  check_cuda(op, cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+}  // namespace cog_rwkv

@@ -130,6 +130,15 @@ class Server:
         self.cog.stop()
 
 
+def was_cancelled(final: dict[str, Any]) -> bool:
+    """Whether a prediction ended by a cancellation.
+
+    One that reaches Cog while that still decodes the request is thrown as an exception into Cog's own code, and Cog
+    says "failed" (README.md, Limits).
+    """
+    return final["status"] == "canceled" or (final["status"] == "failed" and "CancelationException" in final["error"])
+
+
 def _events(response: httpx.Response) -> Iterator[Event]:
     for name, data in client.events(response):
         yield Event(name, data)

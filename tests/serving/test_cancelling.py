@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.serving.orders import order, words
-from tests.serving.server import Server, Streamed
+from tests.serving.server import Server, Streamed, was_cancelled
 
 ENDLESS = order(words=60000)  # at a millisecond or so a token
 LIMIT = 60000
@@ -146,18 +146,17 @@ def _cancel_early(server: Server, id: str, pause: float = 0.0) -> dict[str, Any]
 def _cancel_many(server: Server, count: int) -> None:
     """Cancel ``count`` predictions within the first milliseconds of each, and see that nothing of them is left."""
 
-    def one(n: int) -> str:
-        return _cancel_early(server, f"early-{count}-{n}", pause=n % 13 * 0.0002)["status"]
+    def one(n: int) -> bool:
+        return was_cancelled(_cancel_early(server, f"early-{count}-{n}", pause=n % 13 * 0.0002))
 
     with ThreadPoolExecutor(6) as pool:
-        assert set(pool.map(one, range(count))) == {"canceled"}
+        assert all(pool.map(one, range(count)))
     with ThreadPoolExecutor(32) as pool:
         texts = pool.map(lambda n: server.text(order(words=n), max_tokens=500), range(1, 33))
         assert list(texts) == [words(n) for n in range(1, 33)]
     assert server.health()["status"] == "READY"
 
 
-@pytest.mark.slow  # on a busy machine one in some hundreds ends as "failed": not understood yet
 @pytest.mark.acceptance(16)
 def test_hundreds_of_cancellations_just_as_it_has_begun(stub: Server) -> None:
     _cancel_many(stub, 300)

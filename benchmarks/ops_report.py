@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from benchmarks import marks
+
 Row = dict[str, object]
 KEY = ("op", "pass", "dtype", "shape", "peer")
 BEGIN, END = "<!-- benchmarks/ops.py --readme -->", "<!-- end -->"
@@ -66,19 +68,14 @@ def draw(path: Path) -> None:
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    cells = [["operator", "pass", "dtype", "size", "ours, ms", "of the floor", "peer", "peer, ms", "times as fast"]]
-    cells.append(["---"] * len(cells[0]))
+    head = ["operator", "pass", "dtype", "size", "ours, ms", "of the floor", "peer", "peer, ms", "times as fast"]
+    cells = []
     for r in rows:
         ours = [f"`{r['op']}`", r["pass"], r["dtype"], r["shape"], r["ours_ms"], f"{r['share']:.0%}"]
         cells.append([str(cell) for cell in [*ours, r["peer"], r["peer_ms"], r["ratio"]]])
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    return marks.table(head, cells)
 
 
 def write_readme(results: Path, readme: Path) -> None:
     """Replace what stands between the two marks in ``readme``. Raises ValueError where there are no marks."""
-    text = readme.read_text()
-    before, found, rest = text.partition(BEGIN)
-    _, closed, after = rest.partition(END)
-    if not (found and closed):
-        raise ValueError(f"{readme} lacks the lines {BEGIN} and {END}")
-    readme.write_text(f"{before}{BEGIN}\n{table(load(results))}\n{closed}{after}")
+    marks.replace(readme, BEGIN, END, table(load(results)))

@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 
 import cog_rwkv_ops as ops
+from benchmarks.plain import Plain
 from cog_rwkv_ops.wkv7 import reference
 from model import checkpoint
 from model.rwkv7 import RWKV7
 from model.state import StatePool
 from tests import tiny
-from tests.plain import Plain
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

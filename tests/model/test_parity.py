@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.plain import Plain
 from model import checkpoint
 from model.rwkv7 import RWKV7
 from model.state import StatePool
 from tests import tiny
-from tests.plain import Plain
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-4  # relative L2

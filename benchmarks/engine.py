@@ -66,6 +66,7 @@ class Work:
     device: torch.device
     tuned: bool
     vocab: int
+    commit: str
 
 
 def write_weights(work: Work, folder: Path) -> Path:
@@ -137,7 +138,7 @@ def measure_cell(work: Work, model: RWKV7, small: Gated, cell: Cell, state: str)
         "tokens_per_s": round(cell.size / times.ms * 1e3),
         "launches": repeated.launches,
         "gate": {"error": significant(gate.error), "plain_error": significant(gate.plain_error), "ok": gate.ok},
-        "commit": commit(),
+        "commit": work.commit,
     }
 
 
@@ -147,7 +148,7 @@ def significant(x: float) -> float:
 
 
 def commit() -> str:
-    """The commit of this checkout, with a + where files differ from it."""
+    """The commit of this checkout, with a + where files differ from it; unknown where git knows none."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=8", "--dirty=+", "--exclude=*"]
     done = subprocess.run(git, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
@@ -209,11 +210,11 @@ def add_peer(rows: list[Row], peer: engine_peer.Peer, path: Path, variants: list
 def run(args: argparse.Namespace) -> int:
     """Measure and report; the exit code."""
     clock, device = Clock(args.seconds), torch.device(args.device)
-    work = Work(args.model, args.cells, device, args.kernels == "tuned", args.vocab)
+    work = Work(args.model, args.cells, device, args.kernels == "tuned", args.vocab, args.commit or commit())
     folder = None if args.no_peer else engine_peer.find(args.peer_folder)
     if folder is None and not args.no_peer:
         say(engine_peer.HOW_TO_GET)
-    say(f"{card(device)}, torch {torch.__version__}, {args.kernels} kernels, commit {commit()}")
+    say(f"{card(device)}, torch {torch.__version__}, {args.kernels} kernels, commit {work.commit}")
     with tempfile.TemporaryDirectory() as temporary:
         keep = args.keep or Path(temporary)
         keep.mkdir(parents=True, exist_ok=True)
@@ -221,7 +222,9 @@ def run(args: argparse.Namespace) -> int:
         try:
             if peer is not None:
                 peer.start_compiling()  # on the CPU, beside our own part
-            rows, wrong = ours_and_peer(args, work, write_weights(work, keep), peer, clock)
+            path = write_weights(work, keep)
+            free()
+            rows, wrong = ours_and_peer(args, work, path, peer, clock)
         finally:
             if peer is not None:
                 peer.stop()
@@ -287,6 +290,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--save", type=Path, help="merge the rows into this JSON file and draw it; default: the card's")
     parser.add_argument("--no-save", action="store_true", help="write no file")
     parser.add_argument("--more-launches", action="store_true", help="take rows that launch more than those before")
+    parser.add_argument("--commit", help="what the rows call the state of the code; default: git's word for it")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--vocab", type=int, default=65536)
     parser.add_argument("--readme", action="store_true", help="write the table of README.md and measure nothing")

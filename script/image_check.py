@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import yaml
 
-from script import cog_schema
+from script import cog_schema, kernels
 from script.client import STREAM, events
 from script.dockerignore import copy_context
 from script.server import OWN, CogServer
@@ -145,6 +145,19 @@ def check_library(image: Image) -> None:
     check("_cpu" in libraries, "the CPU library is installed")
     if image.has_nvcc():
         check("_cuda" in libraries, "the CUDA library is installed")
+        check_kernels(next(where.glob("_cuda.*so")))
+
+
+def check_kernels(library: Path) -> None:
+    """No kernel takes more registers, stack or shared memory than was recorded."""
+    try:
+        more, other = kernels.check(library)
+    except kernels.NotComparedError as reason:
+        print(f"image-check: NOT CHECKED: registers and stack of the kernels: {reason}", flush=True)
+        return
+    for line in other:
+        print(f"image-check: {line}", flush=True)
+    check(not more, f"no kernel takes more than recorded {more or ''}".rstrip())
 
 
 def check_server(server: CogServer) -> None:

@@ -7,6 +7,7 @@ from model import checkpoint
 from model.rwkv7 import RWKV7
 from model.state import StatePool
 from tests import tiny
+from tests.heap import left_by
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000)
 # Relative L2 difference between two ways to run the same text. On the CPU there is none, bit for bit. On CUDA the
@@ -118,6 +119,13 @@ def test_a_row_used_again_starts_clean(model: RWKV7) -> None:
     pool.clear(0)
     again = forward(model, [a], pool, [0])
     assert torch.equal(first, again)
+
+
+@pytest.mark.acceptance(12)
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_step_leaves_nothing_on_the_heap(model: RWKV7, length: int) -> None:
+    pool, ids = StatePool(model.config, 2, model.device), ids_of(model, length)
+    assert left_by(lambda: forward(model, [ids, ids], pool, [1, 0], last_only=True)) < 16
 
 
 def test_a_pool_needs_a_row(model: RWKV7) -> None:

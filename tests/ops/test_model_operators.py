@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.heap import left_by
 from tests.ops.common import FLOAT_OR_HALF, layouts
 from tests.ops.model_cases import (
     CASES,
@@ -97,6 +98,27 @@ def test_a_wrong_device_names_the_argument(case: Case, name: str, cuda: str) -> 
     message = rf"cog_rwkv::{case.name}: {other} is on c\w+(:0)?; it must be on the device"
     with pytest.raises(RuntimeError, match=message):
         case.call(**arguments | {name: arguments[name].cpu()})
+
+
+@every_case
+@pytest.mark.acceptance(12)
+def test_a_call_leaves_nothing_on_the_heap(case: Case) -> None:
+    arguments = case.make(2, F32, F32, "cpu")
+    assert left_by(lambda: case.call(**arguments)) < 16
+
+
+@every_case
+@pytest.mark.acceptance(12)
+def test_a_call_that_fails_leaves_nothing_on_the_heap(case: Case) -> None:
+    arguments = case.make(2, F32, F32, "cpu")
+    last = [name for name, value in arguments.items() if isinstance(value, Tensor)][-1]
+    arguments[last] = arguments[last][None]
+
+    def fail() -> None:
+        with pytest.raises(RuntimeError, match=last):
+            case.call(**arguments)
+
+    assert left_by(fail) < 16
 
 
 @every_case

@@ -9,9 +9,9 @@ namespace cog_rwkv {
 namespace {
 
 Tensor low_rank_cpu(const Tensor& x, const Tensor& down, const Tensor& up, const std::optional<Tensor>& bias,
-                    const std::string& activation) {
-  check_low_rank(x, down, up, bias);
+                    StringHandle activation) {
   const Activation between = activation_named(activation);
+  check_low_rank(x, down, up, bias);
   const Tensor rows = as_contiguous(x), first = as_contiguous(down), second = as_contiguous(up);
   const Tensor vector = bias ? as_contiguous(*bias) : second;  // read only where there is a bias
   const int64_t n = x.size(0), c = x.size(1), d = down.size(0), m = up.size(0);

@@ -13,9 +13,9 @@ Rows second_product(const Launch& launch, const Rows& hidden, const Tensor& matr
 }
 
 Tensor low_rank_cuda(const Tensor& x, const Tensor& down, const Tensor& up, const std::optional<Tensor>& bias,
-                     const std::string& activation) {
-  check_low_rank(x, down, up, bias);
+                     StringHandle activation) {
   const Activation between = activation_named(activation);
+  check_low_rank(x, down, up, bias);
   const Launch launch("low_rank", x);
   const Tensor first = torch::stable::transpose(as_contiguous(down), 0, 1);
   const Tensor second = torch::stable::transpose(as_contiguous(up), 0, 1);

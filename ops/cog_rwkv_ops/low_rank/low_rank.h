@@ -5,10 +5,12 @@
 #include <string>
 
 #include "../csrc/matmul.h"
+#include "../csrc/text.h"
 
 namespace cog_rwkv {
 
-inline Activation activation_named(const std::string& name) {
+inline Activation activation_named(StringHandle text) {
+  const std::string name = take_string(text);
   if (name == "none") return Activation::none;
   if (name == "tanh") return Activation::tanh;
   if (name == "sigmoid") return Activation::sigmoid;

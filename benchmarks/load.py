@@ -1,6 +1,6 @@
 """A load test of the server: many clients at once over HTTP, and the engine's own speed beside it.
 
-    python benchmarks/load.py --model embedded --streams 64 --seconds 300 --check      # the soak test, on a CPU
+    python benchmarks/load.py --model embedded --streams 64 --seconds 300 --check --flat 0.01   # the soak, on a CPU
     python benchmarks/load.py --model 7.2b --streams 256 --engine                       # on a GPU
     python benchmarks/load.py --url http://localhost:5000 --rate 4                      # an open loop
 
@@ -19,21 +19,20 @@ import os
 import re
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import load_client, load_engine, load_plot, synth_rwkv7  # noqa: E402
+from benchmarks.load_memory import Memory  # noqa: E402
 from benchmarks.load_stats import Record, Window, summary  # noqa: E402
 from benchmarks.load_work import Range, Work  # noqa: E402
 from model import checkpoint  # noqa: E402
@@ -41,7 +40,6 @@ from model.settings import EMBEDDED_WEIGHTS  # noqa: E402
 from script.server import CogServer  # noqa: E402
 
 DISTINCT = 48  # different requests of --check
-MEGABYTE = 1 << 20
 SETTINGS = r"COG_RWKV_(?!WEIGHTS|CACHE|CUDA)"
 T = TypeVar("T")
 
@@ -55,46 +53,6 @@ def apart(function: Callable[..., T], *arguments: Any) -> T:
     """Call it in a process of its own, which takes the memory of the device with it when it is gone."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
-
-
-class Memory:
-    """What the processes of a server hold for themselves, in megabytes, about every two seconds: time, size."""
-
-    def __init__(self, server: CogServer) -> None:
-        assert server.child.process is not None
-        self._server = psutil.Process(server.child.process.pid)
-        self.samples: list[tuple[float, float]] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> "Memory":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(2):
-            with suppress(psutil.Error):
-                family = [self._server, *self._server.children(recursive=True)]
-                size = sum(one.memory_full_info().uss for one in family) / MEGABYTE
-                self.samples.append((time.monotonic(), size))
-
-    def summary(self, window: Window) -> dict[str, Any]:
-        """Medians of the first and the last tenth of the window, the most in it, and all of them."""
-        sizes = [size for at, size in self.samples if window.begin <= at < window.end]
-        if not sizes:
-            return {}
-        tenth = max(1, len(sizes) // 10)
-        start, end = sorted(sizes[:tenth])[tenth // 2], sorted(sizes[-tenth:])[tenth // 2]
-        return {
-            "start": round(start, 1),
-            "end": round(end, 1),
-            "most": round(max(sizes), 1),
-            "all": [round(size) for size in sizes],
-        }
 
 
 def over_http(options: argparse.Namespace, work: Work, url: str) -> tuple[list[Record], Window]:
@@ -133,7 +91,7 @@ def measure(options: argparse.Namespace, weights: Path) -> dict[str, Any]:
         records, window = over_http(options, work, options.url)
         memory: dict[str, Any] = {}
     else:
-        with CogServer() as server, Memory(server) as watch:
+        with CogServer() as server, Memory(server.pid) as watch:
             records, window = over_http(options, work, server.url)
         memory = watch.summary(window)
     for error in sorted({record.error for record in records if record.error})[:5]:
@@ -224,11 +182,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)), help="of clients")
     parser.add_argument("--engine", action="store_true", help="also the engine without HTTP")
     parser.add_argument("--check", action="store_true", help="greedy replies, equal to their single runs")
+    parser.add_argument(
+        "--flat", type=float, metavar="SHARE", help="fail where the last half adds more memory than that"
+    )
     parser.add_argument("--folder", help="where generated checkpoints lie while they are needed")
     parser.add_argument("--save", type=Path, help="a JSON list of results; its plot is made beside it")
     options = parser.parse_args()
     if options.rate and options.engine:
         parser.error("--engine goes with the closed loop")
+    if options.url and options.flat is not None:
+        parser.error("--flat looks at a server that is started here, not at the one at --url")
     return options
 
 
@@ -241,7 +204,10 @@ def main() -> int:
     say(", ".join(f"{name} {value}" for name, value in row.items() if name not in ("curves", "settings", "memory_mb")))
     say(f"memory in MB: {row['memory_mb']}")
     print(json.dumps(row))
-    return 1 if row["errors"] or row["engine_errors"] else 0
+    growing = options.flat is not None and row["memory_mb"].get("late_growth", 1.0) > options.flat
+    if growing:
+        say(f"the memory is not flat: the last half of the time has added more than {options.flat:.1%}")
+    return 1 if row["errors"] or row["engine_errors"] or growing else 0
 
 
 if __name__ == "__main__":

@@ -105,6 +105,12 @@ class CogServer:
         )
         self.child.start(command(self.python), cwd=self.folder, env=variables, stdout=self.log, stderr=self.log)
 
+    @property
+    def pid(self) -> int:
+        """The process that was started; its workers are children of it."""
+        assert self.child.process is not None
+        return self.child.process.pid
+
     def wait(self, timeout: float = 3600, progress: Callable[[float], None] = lambda seconds: None) -> None:
         """Return when health-check says READY; ServerError when it fails or takes more than `timeout` seconds."""
         begin = time.monotonic()

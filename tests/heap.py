@@ -9,11 +9,14 @@ import torch
 
 
 class _Info(ctypes.Structure):
-    """``struct mallinfo2`` of <malloc.h>."""
+    """``struct mallinfo2`` of <malloc.h>: ten sizes; of blocks in use, those mapped each and the others."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    _fields_ = (
+        *((f"skipped{n}", ctypes.c_size_t) for n in range(4)),
+        ("hblkhd", ctypes.c_size_t),
+        *((f"skipped{n}", ctypes.c_size_t) for n in range(5, 7)),
+        ("uordblks", ctypes.c_size_t),
+        *((f"skipped{n}", ctypes.c_size_t) for n in range(8, 10)),
     )
 
 

@@ -1,11 +1,16 @@
 """What the load test counts, and that it asks what it says."""
 
+import os
 import pickle
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from benchmarks.load_engine import Driver
+from benchmarks.load_memory import Memory, trend
 from benchmarks.load_stats import Record, Window, percentile, summary
 from benchmarks.load_work import Work
 from model.engine import Engine
@@ -47,6 +52,33 @@ def test_percentiles() -> None:
     assert percentile([1.0, 2.0], 0.99) == pytest.approx(1.99)
     assert percentile([1.0, float("inf")], 0.0) == 1.0
     assert percentile([1.0, float("inf")], 1.0) == float("inf")
+
+
+def test_memory_that_fills_is_told_from_memory_that_leaks() -> None:
+    filling = [100.0] * 10 + [120.0 + n for n in range(40)] + [160.0] * 51
+    found = trend(filling)
+    assert (found["start"], found["end"], found["most"]) == (100.0, 160.0, 160.0)
+    assert 0 <= found["late_growth"] < 0.005
+    leaking = [100.0 + n for n in range(101)]
+    assert trend(leaking)["late_growth"] == pytest.approx(195.5 / 150 - 1, abs=0.01)
+    assert trend([100.0, 80.0, 90.0])["late_growth"] == 0.125
+
+
+def test_the_memory_of_a_process_and_of_its_children() -> None:
+    """A process of a few megabytes with a child that holds 50 more."""
+    child = "import time; held = b'x' * (50 << 20); print('there', flush=True); time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, process_group=0) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"there\n"
+            begin = time.monotonic()
+            with Memory(process.pid) as memory:
+                time.sleep(3)
+            found = memory.summary(Window(begin, begin, time.monotonic()))
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert found["http_server"]["end"] < 30 < 50 < found["worker"]["end"] < 80
+    assert found["end"] == pytest.approx(found["http_server"]["end"] + found["worker"]["end"], abs=0.2)
 
 
 def test_requests_depend_on_the_seed_alone() -> None:

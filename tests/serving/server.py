@@ -112,8 +112,7 @@ class Server:
 
     def processes(self) -> list[psutil.Process]:
         """The server and its worker."""
-        assert self.cog.child.process is not None
-        server = psutil.Process(self.cog.child.process.pid)
+        server = psutil.Process(self.cog.pid)
         return [server, *server.children(recursive=True)]
 
     def memory(self) -> int:

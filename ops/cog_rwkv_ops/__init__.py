@@ -13,6 +13,7 @@ from cog_rwkv_ops.layer_norm import layer_norm
 from cog_rwkv_ops.linear import linear
 from cog_rwkv_ops.low_rank import low_rank
 from cog_rwkv_ops.pack_bfloat16 import pack_bfloat16, unpack_bfloat16
+from cog_rwkv_ops.products import active_rows, products
 from cog_rwkv_ops.scattering2d import scattering2d
 from cog_rwkv_ops.squared_relu import squared_relu, squared_relu_linear
 from cog_rwkv_ops.swish import swish
@@ -26,6 +27,7 @@ from cog_rwkv_ops.wkv7 import wkv7, wkv7_
 
 __all__ = [
     "LibraryError",
+    "active_rows",
     "add",
     "binary_activation",
     "binary_linear",
@@ -42,6 +44,7 @@ __all__ = [
     "low_rank",
     "pack_bfloat16",
     "pack_signs",
+    "products",
     "scattering2d",
     "squared_relu",
     "squared_relu_linear",

@@ -32,20 +32,34 @@ inline bool can_chain() {
          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
 }
 
+// `cluster`: how many neighbouring blocks share their memory (compute capability 9.0 on); 1 is none.
 template <class... Parameters>
-void launch_chained(const char* op, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                    size_t shared_bytes, std::type_identity_t<Parameters>... arguments) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+void launch_chained_clusters(const char* op, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                             size_t shared_bytes, unsigned cluster, std::type_identity_t<Parameters>... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (can_chain()) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {cluster, 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = can_chain() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   check_cuda(op, cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+template <class... Parameters>
+void launch_chained(const char* op, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                    size_t shared_bytes, std::type_identity_t<Parameters>... arguments) {
+  launch_chained_clusters(op, stream, kernel, grid, block, shared_bytes, 1, arguments...);
 }
 
 }  // namespace cog_rwkv

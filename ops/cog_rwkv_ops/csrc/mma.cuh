@@ -33,35 +33,35 @@ __device__ __forceinline__ void mma(Sums& sums, const Left& a, const Right& b) {
 }
 
 // sums += a b.
-struct Product {
+struct TileProduct {
   Sums& sums;
   Sums& fine;  // gets the lesser products of a split one: two chains are shorter than one
   const Left& a;
   const Right b;
 };
 
-// of(0) to of(count - 1), each a Product with sums of its own. A warp waits for a product before it adds to the same
+// of(0) to of(count - 1), each a TileProduct with sums of its own. A warp waits for a product before it adds to the same
 // sums again, so those that are alike stand together.
 template <bool split, int count, class F>
 __device__ __forceinline__ void multiply(F of) {
   if constexpr (split) {
 #pragma unroll
     for (int i = 0; i < count; i++) {
-      const Product p = of(i);
+      const TileProduct p = of(i);
       const Left small = {p.a[0] - big_part(p.a[0]), p.a[1] - big_part(p.a[1]), p.a[2] - big_part(p.a[2]),
                           p.a[3] - big_part(p.a[3])};
       mma(p.fine, small, {big_part(p.b[0]), big_part(p.b[1])});
     }
 #pragma unroll
     for (int i = 0; i < count; i++) {
-      const Product p = of(i);
+      const TileProduct p = of(i);
       const Left big = {big_part(p.a[0]), big_part(p.a[1]), big_part(p.a[2]), big_part(p.a[3])};
       mma(p.fine, big, {p.b[0] - big_part(p.b[0]), p.b[1] - big_part(p.b[1])});
     }
   }
 #pragma unroll
   for (int i = 0; i < count; i++) {
-    const Product p = of(i);
+    const TileProduct p = of(i);
     mma(p.sums, p.a, p.b);  // the tensor cores see the big parts alone
   }
 }

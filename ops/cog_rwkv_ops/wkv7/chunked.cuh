@@ -101,7 +101,7 @@ __device__ __forceinline__ void add_tokens(Tokens& t, const Left (&x)[2], const 
   for (int step = 0; step < 2; step++) {
     const float2 m[2] = {load_tokens(small, g, step, q), load_tokens(small, g + 8, step, q)};
     multiply<split, 2>(
-        [&](int half) -> Product { return {t.sums[half], t.fine[half], x[step], {m[half].x, m[half].y}}; });
+        [&](int half) -> TileProduct { return {t.sums[half], t.fine[half], x[step], {m[half].x, m[half].y}}; });
   }
 }
 
@@ -126,7 +126,7 @@ __device__ __forceinline__ void read_state(Tokens& u, Tokens& y, const State& s,
     for (int i = 0; i < 4; i++) {
       const Sums& x = s[4 * part + i];
       const Left state = {operand<split>(x[0]), operand<split>(x[2]), operand<split>(x[1]), operand<split>(x[3])};
-      multiply<split, 4>([&](int j) -> Product {
+      multiply<split, 4>([&](int j) -> TileProduct {
         const int half = j % 2;
         Tokens& t = j < 2 ? u : y;
         const auto& m = j < 2 ? w : r;
@@ -146,7 +146,7 @@ __device__ __forceinline__ void add_to_state(State& s, const Left (&x)[2], const
     float first[8], second[8];
     load_columns(first, slot.row(input, 8 * step + 2 * q), g);
     load_columns(second, slot.row(input, 8 * step + 2 * q + 1), g);
-    multiply<split, 8>([&](int j) -> Product { return {s[j], s[j], x[step], {first[j], second[j]}}; });
+    multiply<split, 8>([&](int j) -> TileProduct { return {s[j], s[j], x[step], {first[j], second[j]}}; });
   }
 }
 

@@ -138,7 +138,7 @@ __device__ __forceinline__ void between_tokens(const Slot& slot, float* lower, i
     const Left r_left[2] = {{r[0].x, r[1].x, r[0].y, r[1].y}, {r[0].z, r[1].z, r[0].w, r[1].w}};
 #pragma unroll
     for (int step = 0; step < 2; step++) {
-      multiply<split, 8>([&](int j) -> Product {
+      multiply<split, 8>([&](int j) -> TileProduct {
         const int half = j % 2;
         Sums& sums = j < 2 ? ab[half] : j < 4 ? ak[half] : j < 6 ? rb[half] : rk[half];
         const float4 x = j / 2 % 2 == 0 ? b[half] : k[half];
@@ -198,13 +198,13 @@ __device__ __forceinline__ void apply_inverse(const Slot& slot, int lane) {
     const Left t = {top.x, bottom.x, top.y, bottom.y};
     const int token = 8 * step + 2 * q;
     const float* keys = slot.removed() + token * kSmallRow + g;
-    multiply<split, 2>([&](int half) -> Product {
+    multiply<split, 2>([&](int half) -> TileProduct {
       return {small[half], small[half], t, {keys[8 * half], keys[8 * half + kSmallRow]}};
     });
     float first[8], second[8];
     load_columns(first, slot.row(kA, token), g);
     load_columns(second, slot.row(kA, token + 1), g);
-    multiply<split, 8>([&](int j) -> Product { return {wide[j], wide[j], t, {first[j], second[j]}}; });
+    multiply<split, 8>([&](int j) -> TileProduct { return {wide[j], wide[j], t, {first[j], second[j]}}; });
   }
   __syncwarp();
 #pragma unroll

@@ -1,0 +1,134 @@
+// products(): the checks, and which kernel computes a group.
+#include "products.cuh"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <array>
+
+#include "aligned.cuh"
+#include "products_kernels.cuh"
+#include "tensor.h"
+
+namespace cog_rwkv {
+namespace {
+
+// ---- what is to be tuned
+
+constexpr int64_t kStreamRows = 8;  // up to here products_stream.cu, whose limit it is
+constexpr int64_t kTileRows = 64;   // up to here products_tile.cu, whose limit it is; then cuBLAS
+
+enum class Way { stream, tile, library };
+
+Way way_for(const char* op, int64_t n) {
+  const auto room = static_cast<size_t>(device_attribute(op, cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  if (n <= kStreamRows && stream_shared_bytes() <= room) return Way::stream;
+  if (n <= kTileRows && tile_shared_bytes(n) <= room) return Way::tile;
+  return Way::library;
+}
+
+// ---- checks
+
+void check_product(const char* op, int index, const Product& job) {
+  const std::string name = "product " + std::to_string(index) + ": ";
+  constexpr int64_t most = 1 << 30;
+  if (job.k < 32 || job.k % 32 != 0 || job.m < 32 || job.m % 32 != 0 || job.k > most || job.m > most) {
+    fail(op, name + "the weight has shape [" + std::to_string(job.m) + ", " + std::to_string(job.k) +
+                 "]; both must be multiples of 32");
+  }
+  if (!aligned16(job.x)) fail(op, name + "x must lie on a 16-byte boundary");
+  if (!aligned16(job.weight)) fail(op, name + "the weight must lie on a 16-byte boundary");
+  if (!aligned16(job.out)) fail(op, name + "out must lie on a 16-byte boundary");
+}
+
+uint64_t check_products(const char* op, ScalarType type, const Product* jobs, int count) {
+  if (type != ScalarType::Half && type != ScalarType::BFloat16) fail(op, "weights must be float16 or bfloat16");
+  if (count < 0 || count > kMaxProducts) {
+    fail(op, std::to_string(count) + " products in a group; " + std::to_string(kMaxProducts) + " at most");
+  }
+  uint64_t units = 0;
+  for (int i = 0; i < count; i++) {
+    check_product(op, i, jobs[i]);
+    units += static_cast<uint64_t>(jobs[i].m / kRowsAtOnce) * (jobs[i].k / kChunk);
+  }
+  if (units >= uint64_t{1} << 31) fail(op, "the weights of a group have 2^38 values or more");
+  return units;
+}
+
+// ---- cuBLAS
+
+// out = f(sums + bias); `sums` may be `out`. One thread four values of a row.
+template <class T>
+__global__ void __launch_bounds__(256) finish_kernel(const float* sums, Product job, int64_t n) {
+  wait_for_previous();
+  let_next_begin();
+  const int64_t quads = n * job.m / 4, step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < quads; i += step) {
+    const Vector<float, 4> v = load_vector<float, 4>(sums + i * 4);
+    const int64_t token = i * 4 / job.m;
+    const float4 four{v.values[0], v.values[1], v.values[2], v.values[3]};
+    finish_rows<T>(job, four, static_cast<uint32_t>(i * 4 - token * job.m), token);
+  }
+}
+
+// A matrix of [rows, columns] at `data`, as a tensor that does not own it.
+Tensor tensor_at(const char* op, const void* data, int64_t rows, int64_t columns, ScalarType type, bool transposed) {
+  int device = 0;
+  check_cuda(op, cudaGetDevice(&device));
+  const std::array<int64_t, 2> size = transposed ? std::array{columns, rows} : std::array{rows, columns};
+  const std::array<int64_t, 2> strides = transposed ? std::array{int64_t{1}, columns} : std::array{columns, int64_t{1}};
+  const torch::stable::Device where(torch::headeronly::DeviceType::CUDA, device);
+  return torch::stable::from_blob(const_cast<void*>(data), {size.data(), 2}, {strides.data(), 2}, where, type);
+}
+
+// out = x weight^T, where `out` has the type of both, or float32.
+void library_product(const Tensor& x, const Tensor& weight_t, const Tensor& out, bool float_out) {
+  using torch::stable::detail::from;
+  if (!float_out) {
+    std::array<StableIValue, 3> stack{from(x), from(weight_t), from(out)};
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "out", stack.data(), TORCH_ABI_VERSION));
+    (void)torch::stable::detail::to<Tensor>(stack[0]);
+    return;
+  }
+  std::array<StableIValue, 4> stack{from(x), from(weight_t), from(ScalarType::Float), from(out)};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "dtype_out", stack.data(), TORCH_ABI_VERSION));
+  (void)torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+template <class T>
+void launch_finish(const char* op, cudaStream_t stream, const float* sums, const Product& job, int64_t n) {
+  launch_chained(op, stream, finish_kernel<T>, dim3(blocks(n * job.m / 4, 256)), dim3(256), 0, sums, job, n);
+}
+
+void library_products(const char* op, cudaStream_t stream, ScalarType type, const Product& job, int64_t n) {
+  const bool plain = job.f == Epilogue::none && job.bias == nullptr;
+  const Tensor x = tensor_at(op, job.x, n, job.k, type, false);
+  const Tensor weight_t = tensor_at(op, job.weight, job.m, job.k, type, true);
+  const bool direct = plain || job.float_out;
+  const Tensor sums = direct ? tensor_at(op, job.out, n, job.m, job.float_out ? ScalarType::Float : type, false)
+                             : torch::stable::new_empty(x, {n, job.m}, ScalarType::Float);
+  library_product(x, weight_t, sums, job.float_out || !direct);
+  if (plain) return;
+  if (type == ScalarType::Half) return launch_finish<Half>(op, stream, data<float>(sums), job, n);
+  launch_finish<BFloat16>(op, stream, data<float>(sums), job, n);
+}
+
+}  // namespace
+
+void products(const char* op, cudaStream_t stream, ScalarType type, const Product* jobs, int count, int64_t n) {
+  const uint64_t units = check_products(op, type, jobs, count);
+  if (n == 0 || count == 0) return;
+  const Way way = way_for(op, n);
+  if (way == Way::library) {
+    for (int i = 0; i < count; i++) library_products(op, stream, type, jobs[i], n);
+    return;
+  }
+  ProductList list{};
+  std::copy_n(jobs, count, list.jobs);
+  list.count = count;
+  list.n = static_cast<int>(n);
+  const int multiprocessors = device_attribute(op, cudaDevAttrMultiProcessorCount);
+  if (way == Way::stream) return stream_products(op, stream, type, list, units, multiprocessors);
+  tile_products(op, stream, type, list, units, multiprocessors);
+}
+
+}  // namespace cog_rwkv

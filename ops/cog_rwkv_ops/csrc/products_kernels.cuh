@@ -1,0 +1,17 @@
+// The kernels behind products(), each in a file of its own; products.cu chooses among them by n.
+#pragma once
+
+#include "products_device.cuh"
+
+namespace cog_rwkv {
+
+// `units`: product_units() of all jobs together. `list`: jobs, count and n are set.
+void stream_products(const char* op, cudaStream_t stream, ScalarType type, ProductList& list, uint64_t units,
+                     int multiprocessors);
+size_t stream_shared_bytes();
+
+void tile_products(const char* op, cudaStream_t stream, ScalarType type, ProductList& list, uint64_t units,
+                   int multiprocessors);
+size_t tile_shared_bytes(int64_t n);
+
+}  // namespace cog_rwkv

@@ -34,12 +34,18 @@ def tolerance(right: Tensor, most: Tensor, activation: str, out: torch.dtype) ->
     return error + 1e-6 * right.abs() + 1e-7
 
 
+def library_slack(x: Tensor, right: Tensor, out: torch.dtype) -> Tensor | float:
+    """Beyond 64 rows cuBLAS computes, and where its result has 16 bits it may add parts that have 16 bits, too."""
+    return 2 * EPSILON[out] * right.abs().max() if x.shape[0] > 64 and out != F32 else 0.0
+
+
 def assert_right(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, what: object) -> None:
     wide = [None if t is None else t.double() for t in (x, weight, bias)]
     right = reference.products([wide[0]], [wide[1]], [wide[2]], [activation])[0]
     sizes = [None if t is None else t.abs() for t in wide]
     most = reference.products([sizes[0]], [sizes[1]], [sizes[2]], ["none"])[0]
-    over = (got.double() - right).abs() > tolerance(right, most, activation, got.dtype)
+    allowed = tolerance(right, most, activation, got.dtype) + library_slack(x, right, got.dtype)
+    over = (got.double() - right).abs() > allowed
     # What a half cannot hold is infinite on both sides.
     over &= ~((got.double() == right.to(got.dtype).double()) & got.isinf())
     assert got.isfinite().all() or right.to(got.dtype).isinf().any(), what
@@ -237,19 +243,19 @@ def test_wrong_arguments_name_the_product(device: str) -> None:
         with pytest.raises(RuntimeError, match=message):
             cog_rwkv_ops.products(xs, ws, bs, names)
 
-    refused("product 1: weight is bfloat16; it must have the dtype of x, float16", [x, x], [w, w.bfloat16()])
-    refused("product 0: x is float32; it must be float16, bfloat16", [x.float()], [w.float()])
-    refused("product 1: x has shape .3, 64.; it must be .N, K. with N as", [x, fill(3, 64, dtype=F16)], [w, w])
-    refused("product 0: weight has shape .40, 64.; both sizes must be multiples of 32", [x], [fill(40, 64, dtype=F16)])
-    refused("product 0: weight has shape .32, 32.; it must be .M, K. with K as in x", [x], [w[:, :32].contiguous()])
-    refused("product 0: weight must be contiguous", [x], [fill(64, 32, dtype=F16).T])
-    refused("product 0: bias is float16; it must be float32", [x], [w], [fill(32, dtype=F16)])
-    refused("product 0: bias has shape .31.; it must be .M.", [x], [w], [fill(31)])
-    refused("9 products; 1 to 8 make a group", [x] * 9, [w] * 9)
-    refused("weights, biases, activations and out must be as many as x, 2", [x, x], [w])
-    with pytest.raises(ValueError, match='activation "relu"; it must be one of none, tanh'):
+    refused(r"product 1: weight is bfloat16; it must have the dtype of x, float16", [x, x], [w, w.bfloat16()])
+    refused(r"product 0: x is float32; it must be float16, bfloat16", [x.float()], [w.float()])
+    refused(r"product 1: x has shape .3, 64.; it must be .N, K. with N as", [x, fill(3, 64, dtype=F16)], [w, w])
+    refused(r"product 0: weight has shape .40, 64.; both sizes must be multiples of 32", [x], [fill(40, 64, dtype=F16)])
+    refused(r"product 0: weight has shape .32, 32.; it must be .M, K. with K as in x", [x], [w[:, :32].contiguous()])
+    refused(r"product 0: weight must be contiguous", [x], [fill(64, 32, dtype=F16).T])
+    refused(r"product 0: bias is float16; it must be float32", [x], [w], [fill(32, dtype=F16)])
+    refused(r"product 0: bias has shape .31.; it must be .M.", [x], [w], [fill(31)])
+    refused(r"9 products; 1 to 8 make a group", [x] * 9, [w] * 9)
+    refused(r"weights, biases, activations and out must be as many as x, 2", [x, x], [w])
+    with pytest.raises(ValueError, match=r'activation "relu"; it must be one of none, tanh'):
         cog_rwkv_ops.products([x], [w], activations=["relu"])
-    with pytest.raises(RuntimeError, match="act has shape .17, 64.; N must be 1 to 16"):
+    with pytest.raises(RuntimeError, match=r"act has shape .17, 64.; N must be 1 to 16"):
         cog_rwkv_ops.active_rows(fill(17, 64, dtype=F16), fill(64, 32, dtype=F16))
     with pytest.raises(NotImplementedError, match="products has no backward"):
         cog_rwkv_ops.products([x.requires_grad_()], [w])

@@ -150,7 +150,7 @@ __device__ __forceinline__ void write_slice(ActiveMemory<T, N>& shared, const Ac
 template <class T, int N>
 __global__ void __launch_bounds__(kProductThreads, N <= 8 ? 2 : 1) active_rows_kernel(ActiveArgs a) {
   static_assert(kColumns == kProductThreads && kColumns == 32 * 8);
-  extern __shared__ __align__(16) unsigned char memory[];
+  extern __shared__ __align__(32) unsigned char memory[];
   auto& shared = *reinterpret_cast<ActiveMemory<T, N>*>(memory);
   const int warp = threadIdx.x / 32;
   const int64_t chunks = a.f / kChunk, unit = int64_t{blockIdx.y} * kProductWarps + warp;

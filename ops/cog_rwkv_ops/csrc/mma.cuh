@@ -40,8 +40,8 @@ struct TileProduct {
   const Right b;
 };
 
-// of(0) to of(count - 1), each a TileProduct with sums of its own. A warp waits for a product before it adds to the same
-// sums again, so those that are alike stand together.
+// of(0) to of(count - 1), each a TileProduct with sums of its own. A warp waits for a product before it adds to the
+// same sums again, so those that are alike stand together.
 template <bool split, int count, class F>
 __device__ __forceinline__ void multiply(F of) {
   if constexpr (split) {

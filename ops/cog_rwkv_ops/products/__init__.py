@@ -4,8 +4,8 @@
     active_rows:  out[n, c] = sum over f of act[n, f] * value_t[f, c], for an act that is mostly zero
 
 What a step of few tokens is made of on a GPU, where it takes as long as reading the weights: 16-bit operands, float32
-sums. `linear` takes any size and dtype; these take what the step needs, for speed. A result is the same bytes every time,
-and a token's does not depend on the tokens beside it, for n within 1..8, 9..16, 17..32 and 33..64.
+sums. `linear` takes any size and dtype; these take what the step needs, for speed. A result is the same bytes every
+time, and a token's does not depend on the tokens beside it, for N within 1..8, 9..16, 17..32 and 33..64.
 
 The CUDA kernels were written without a GPU at hand and have not run on one yet: nothing in the model calls them.
 """
@@ -36,9 +36,10 @@ def products(
     """activation(x weight^T + bias) of each product of a group.
 
     Args:
-        x: 1 to 8 tensors [N, K], N the same for all; contiguous, and on CUDA on a 16-byte boundary; float16 or bfloat16.
-        weights: as many [M, K] of the dtype and device of `x`, contiguous, and on CUDA on a 16-byte boundary. K and M are
-            multiples of 32.
+        x: 1 to 8 tensors [N, K], float16 or bfloat16, N the same for all; contiguous, on CUDA on a 16-byte boundary.
+        weights: as many [M, K] of the dtype and device of `x`, contiguous, on CUDA on a 16-byte boundary. K and M are
+            multiples of 32. On CUDA the kernel before this one on the stream must not write them: they are read while
+            it still runs.
         biases: as many [M], float32, contiguous, or None; None: no bias at all.
         activations: as many of "none", "tanh", "sigmoid" and "squared_relu" (relu(y)^2); None: "none" for all.
         float_out: whether the results are float32; else they are rounded to the dtype of `x`, once. Beyond 65504 a
@@ -71,8 +72,8 @@ def active_rows(act: Tensor, value_t: Tensor) -> Tensor:
 
     Args:
         act: [N, F], float16 or bfloat16, contiguous, N from 1 to 16; on CUDA on a 16-byte boundary.
-        value_t: [F, C] of the dtype and device of `act`, contiguous; on CUDA on a 16-byte boundary. F and C are multiples of
-            32. Its values must be finite: infinity and NaN spread to tokens whose activation is zero.
+        value_t: [F, C] of the dtype and device of `act`, contiguous, on CUDA on a 16-byte boundary. F and C are
+            multiples of 32. Its values must be finite: infinity and NaN spread to tokens whose activation is zero.
 
     Returns:
         [N, C], float32.

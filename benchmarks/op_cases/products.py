@@ -1,0 +1,90 @@
+"""The groups of products of one layer of the 7.2b model, and its head, beside cuBLAS product by product.
+
+The weights of a call were not read just now. Bytes a second: "of the floor" times the device copy's.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import cog_rwkv_ops as ops
+from benchmarks.op_cases import Case, numbers, relative_error, sets_for
+
+HALF = torch.float16
+C, FFN, VOCABULARY = 4096, 16384, 65536
+ROWS = [1, 2, 4, 8, 16, 32, 64]
+GROUPS: dict[str, list[tuple[int, int]]] = {  # M, K of each product
+    "r, k, v, low ranks in": [(C, C)] * 3 + [(128, C), (128, C), (480, C), (96, C)],
+    "low ranks out": [(C, 128), (C, 128), (C, 480), (C, 96)],
+    "output": [(C, C)],
+    "key": [(FFN, C)],
+    "head": [(VOCABULARY, C)],
+}
+ACTIVE = 0.12  # of the neurons of the channel mix, for a token
+
+
+def one_by_one(x: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+    """What PyTorch has for it."""
+    return [torch.nn.functional.linear(one, weight) for one, weight in zip(x, weights, strict=True)]
+
+
+def products_error(x: Sequence[Tensor], weights: Sequence[Tensor]) -> float:
+    """The largest of a group."""
+    right = [one.float() @ weight.float().T for one, weight in zip(x, weights, strict=True)]
+    return max(relative_error(a, b) for a, b in zip(ops.products(x, weights), right, strict=True))
+
+
+def product_cases() -> Iterator[Case]:
+    """Every group at every number of tokens."""
+    for name, sizes in GROUPS.items():
+        weight_bytes = sum(2 * m * k for m, k in sizes)
+        sets = [
+            [numbers(m, k, dtype=HALF, seed=100 * s + i, scale=k**-0.5) for i, (m, k) in enumerate(sizes)]
+            for s in range(sets_for(weight_bytes, most=64))
+        ]
+        for n in ROWS:
+            x = [numbers(n, k, dtype=HALF, seed=1000 + i) for i, (_, k) in enumerate(sizes)]
+            yield Case(
+                op="products",
+                backward=False,
+                dtype=HALF,
+                shape=f"{name} N={n}",
+                ours=[partial(ops.products, x, weights) for weights in sets],
+                peers={"cuBLAS, one by one": [partial(one_by_one, x, weights) for weights in sets]},
+                error=partial(products_error, x, sets[0]),
+                bound=1e-3,
+                bytes=weight_bytes + sum(2 * n * (m + k) for m, k in sizes),
+            )
+
+
+def active_error(act: Tensor, value_t: Tensor) -> float:
+    """Against float32."""
+    return relative_error(ops.active_rows(act, value_t), act.float() @ value_t.float())
+
+
+def active_cases() -> Iterator[Case]:
+    """The value product of the channel mix: the floor is the rows that are active for any token."""
+    sets = [numbers(FFN, C, dtype=HALF, seed=i, scale=FFN**-0.5) for i in range(sets_for(FFN * C // 4))]
+    for n in (1, 2, 4, 8, 16):
+        drawn = torch.rand(n, FFN, generator=torch.Generator("cuda").manual_seed(n), device="cuda")
+        act = numbers(n, FFN, dtype=HALF, seed=n) * (drawn < ACTIVE)
+        rows = int((act != 0).any(0).sum())
+        yield Case(
+            op="active_rows",
+            backward=False,
+            dtype=HALF,
+            shape=f"N={n} of 16384 rows {rows}",
+            ours=[partial(ops.active_rows, act, value_t) for value_t in sets],
+            peers={"cuBLAS, all rows": [partial(torch.matmul, act, value_t) for value_t in sets]},
+            error=partial(active_error, act, sets[0]),
+            bound=1e-3,
+            bytes=2 * rows * C,
+        )
+
+
+def cases() -> Iterator[Case]:
+    """`benchmarks/ops.py --cases products` measures these, in less than a minute."""
+    yield from product_cases()
+    yield from active_cases()

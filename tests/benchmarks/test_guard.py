@@ -1,9 +1,11 @@
 """The regression guard that needs no GPU: operator calls of a step, and what the compiler gave the kernels."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks import operator_calls
-from script import kernels
+from script import image_check, kernels
 
 REPORT = """
 Fatbin elf code:
@@ -81,3 +83,16 @@ def test_the_kernels_of_this_build() -> None:
     except kernels.NotComparedError as reason:
         pytest.skip(f"not compared: {reason}")
     assert more == []
+
+
+def test_the_image_check_compares_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    library = Path("_cuda.abi3.so")
+    monkeypatch.setattr(kernels, "check", lambda _: ([], ["new_kernel: not recorded"]))
+    image_check.check_kernels(library)
+    assert "new_kernel: not recorded" in capsys.readouterr().out
+    monkeypatch.setattr(kernels, "check", lambda _: (["k: stack 8, recorded 0"], []))
+    with pytest.raises(image_check.CheckError, match="stack 8, recorded 0"):
+        image_check.check_kernels(library)
+    monkeypatch.undo()
+    image_check.check_kernels(library)  # there is no such file
+    assert "NOT CHECKED" in capsys.readouterr().out

@@ -9,7 +9,6 @@ from torch import Tensor
 import cog_rwkv_ops
 from cog_rwkv_ops.products import ACTIVATIONS, reference
 from tests.ops.common import EPSILON
-from tests.ops.model_cases import Fill
 
 HALVES = [torch.float16, torch.bfloat16]
 F16, F32 = torch.float16, torch.float32
@@ -22,6 +21,17 @@ COLUMNS = [32, 64, 96, 480, 2048, 4096 + 32]
 SUM_ERROR = 2e-6
 
 Guarded = Callable[..., Tensor]
+
+
+class Fill:
+    """Normal random numbers, drawn on the device itself: the sizes here take the host seconds."""
+
+    def __init__(self, device: str, seed: int = 0) -> None:
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def __call__(self, *shape: int, dtype: torch.dtype = F32, scale: float = 1.0) -> Tensor:
+        drawn = torch.randn(shape, generator=self.generator, device=self.generator.device)
+        return (drawn * scale).to(dtype)
 
 
 def tolerance(right: Tensor, most: Tensor, activation: str, out: torch.dtype) -> Tensor:
@@ -150,30 +160,37 @@ def test_the_same_bits_every_time(dtype: torch.dtype, cuda: str, guard: Guarded)
 @pytest.mark.parametrize("n", [1, 4, 16, 33, 65])
 @pytest.mark.gpu
 def test_a_chain_of_products_in_a_cuda_graph(n: int, cuda: str) -> None:
-    """Each product's input is the one before's result, and kernels overlap: nobody may read too early."""
+    """Each input is the result before, in two buffers in turn, and kernels overlap: nobody may read or write early."""
     fill = Fill(cuda)
-    weights = [fill(1024, 1024, dtype=F16, scale=1 / 32) for _ in range(12)]
-    x = fill(n, 1024, dtype=F16)
+    c = 1024
+    weights = [fill(c, c, dtype=F16, scale=c**-0.5) for _ in range(12)]
+    x, buffers = fill(n, c, dtype=F16), [torch.empty(n, c, dtype=F16, device=cuda) for _ in range(2)]
+    sums = [torch.zeros(n, c, device=cuda) for _ in weights]
 
-    def chain(sync: bool) -> Tensor:
+    def chain(wait: Callable[[], object]) -> list[Tensor]:
         y = x
-        for weight in weights:
-            y = cog_rwkv_ops.products([y], [weight], activations=["tanh"])[0]
-            y = cog_rwkv_ops.active_rows(y, weight).to(F16) if n <= 16 else y
-            if sync:
-                torch.cuda.synchronize()
-        return y
+        for i, weight in enumerate(weights):
+            torch.ops.cog_rwkv.products_([y], [weight], [None], [1], [buffers[i % 2]])
+            wait()
+            y = buffers[i % 2]
+            if n <= 16:
+                torch.ops.cog_rwkv.active_rows_(y, weight, sums[i])
+                wait()
+        return [y.clone(), *(one.clone() for one in sums)]
 
-    chain(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # that would put other kernels between these
+    chain(torch.cuda.synchronize)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = chain(False)
+        got = chain(lambda: None)
     for seed in range(3):
-        x.copy_(Fill(cuda, 100 + seed)(n, 1024, dtype=F16))
+        x.copy_(Fill(cuda, 100 + seed)(n, c, dtype=F16))
         for _ in range(5):
             graph.replay()
         torch.cuda.synchronize()
-        assert torch.equal(got, chain(True)), seed
+        replayed = [one.clone() for one in got]
+        wanted = chain(torch.cuda.synchronize)
+        assert all(torch.equal(a, b) for a, b in zip(replayed, wanted, strict=True)), seed
 
 
 @every_dtype
@@ -183,7 +200,7 @@ def test_active_rows(dtype: torch.dtype, device: str, guard: Guarded) -> None:
     for n in range(1, 17) if device == "cuda" else (1, 3, 16):
         for f, c in sizes if device == "cuda" else sizes[:3]:
             for share in (0.12, 0.9, 0.0, 1.0):
-                drawn = torch.rand(n, f, generator=torch.Generator().manual_seed(n)).to(device)
+                drawn = torch.rand(n, f, generator=fill.generator, device=device)
                 act = guard(fill(n, f, dtype=dtype) * (drawn < share))
                 value_t = guard(fill(f, c, dtype=dtype))
                 out = guard(torch.full((n, c), float("nan"), device=device))
@@ -198,7 +215,7 @@ def test_active_rows(dtype: torch.dtype, device: str, guard: Guarded) -> None:
 def test_active_rows_beside_any_others(cuda: str) -> None:
     fill = Fill(cuda)
     value_t = fill(4096, 1024, dtype=F16)
-    drawn = torch.rand(16, 4096, generator=torch.Generator().manual_seed(1)).to(cuda)
+    drawn = torch.rand(16, 4096, generator=fill.generator, device=cuda)
     act = fill(16, 4096, dtype=F16) * (drawn < 0.12)
     whole = cog_rwkv_ops.active_rows(act, value_t)
     for n in range(1, 16):

@@ -25,11 +25,14 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
-// Whether the current device can overlap the kernels of a chain; elsewhere they run one after the other.
-inline bool can_chain() {
+// Whether the current device can overlap the kernels of a chain; elsewhere they run one after the other. What the driver
+// compiled from code for older devices does not wait, so it must not begin early either.
+inline bool can_chain(const void* kernel) {
   int device = 0, major = 0;
+  cudaFuncAttributes attributes;
   return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9 &&
+         cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
 // `cluster`: how many neighbouring blocks share their memory (compute capability 9.0 on); 1 is none.
@@ -38,7 +41,7 @@ void launch_chained_clusters(const char* op, cudaStream_t stream, void (*kernel)
                              size_t shared_bytes, unsigned cluster, std::type_identity_t<Parameters>... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
-  if (can_chain()) {
+  if (can_chain(reinterpret_cast<const void*>(kernel))) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }

@@ -1,11 +1,16 @@
 """Every operator on the GPU beside its peers, and beside the least time that its bytes or operations take.
 
     python benchmarks/ops.py --only swish,host_gather                      # a table
+    python benchmarks/ops.py --cases wkv --peers rwkv-ops,rwkvserve        # beside these packages alone
     python benchmarks/ops.py --save benchmarks/results/h200_ops.json       # all of them; also draws the .png
     python benchmarks/ops.py --readme                                      # the table of ops/README.md from the JSON
 
 What is measured stands in ``benchmarks/op_cases``. Both sides run in turns on the same inputs; no time is given unless
-the result agrees with a reference. ``--save`` replaces the rows of the operators that ran and keeps the others.
+the result agrees with a reference. ``--save`` replaces the rows of what was measured and keeps the others.
+
+Kernels of other packages are made and checked in the same run, each within ``--seconds``; one that is missing, wrong or
+too slow to make gets a line and a place in ``not_counted`` of the last line, and the run goes on. Only what breaks the
+CUDA context itself ends it; the rows before it are saved. script/bench-peers gets the packages.
 """
 
 import argparse
@@ -13,7 +18,8 @@ import importlib
 import json
 import pkgutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -22,8 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "ops")]
 
 from benchmarks import op_cases, ops_report  # noqa: E402
-from benchmarks.op_cases import Case  # noqa: E402
-from benchmarks.ops_timing import Timed, ceilings, side_by_side  # noqa: E402
+from benchmarks.op_cases import Case, Peer  # noqa: E402
+from benchmarks.ops_timing import Timed, ceilings, side_by_side, time_limit  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "h200_ops.json"
 Row = dict[str, object]
@@ -35,23 +41,34 @@ def floor(case: Case, limits: dict[str, float]) -> float:
     return max(amount / limits[name] for amount, name in needs if amount) * 1e3
 
 
-def measure(case: Case, limits: dict[str, float], rounds: int, milliseconds: float) -> Iterator[Row]:
-    """One row a peer. Raises SystemExit where the result is wrong."""
+def measure(case: Case, limits: dict[str, float], options: argparse.Namespace) -> Iterator[Row]:
+    """One row a peer; of a package that does not count, why. Raises SystemExit where our result is wrong."""
     name = f"{case.op} {'backward' if case.backward else 'forward'} {case.dtype} {case.shape}"
     error = case.error()
     if not error <= case.bound:
         raise SystemExit(f"{name}: the error is {error:.2e}, over {case.bound:.1e}; no time is given")
-    sides = {"ours": Timed(case.ours, case.graph, milliseconds)}
+    what: Row = {
+        "op": case.op,
+        "pass": "backward" if case.backward else "forward",
+        "dtype": str(case.dtype).removeprefix("torch."),
+        "shape": case.shape,
+    }
+    wanted = set(filter(None, options.peers.split(",")))
+    sides = {"ours": Timed(case.ours, case.graph, options.milliseconds)}
     for peer, calls in case.peers.items():
-        sides[peer] = Timed(calls, case.graph, milliseconds)
-    times = side_by_side(sides, rounds)
+        if not wanted or peer in wanted:
+            sides[peer] = Timed(calls, case.graph, options.milliseconds)
+    for peer, make in case.packages.items():
+        if not wanted or peer in wanted:
+            try:
+                sides[peer] = checked(make, case, options)
+            except Exception as reason:  # whatever a package raises is the package's, and does not stop the run
+                yield what | {"peer": peer, "why": f"{type(reason).__name__}: {reason}".splitlines()[0]}
+                torch.cuda.synchronize()
+    times = side_by_side(sides, options.rounds)
     ours, least = times.pop("ours"), floor(case, limits)
     for peer, theirs in times.items():
-        yield {
-            "op": case.op,
-            "pass": "backward" if case.backward else "forward",
-            "dtype": str(case.dtype).removeprefix("torch."),
-            "shape": case.shape,
+        yield what | {
             "ours_ms": _significant(ours),
             "peer": peer,
             "peer_ms": _significant(theirs),
@@ -59,6 +76,16 @@ def measure(case: Case, limits: dict[str, float], rounds: int, milliseconds: flo
             "floor_ms": _significant(least),
             "share": round(least / ours, 3),
         }
+
+
+def checked(make: Callable[[], Peer], case: Case, options: argparse.Namespace) -> Timed:
+    """A package's kernels, ready to be timed. Raises what they raise, TimeoutError, or ArithmeticError: wrong."""
+    with time_limit(options.seconds):
+        peer = make()
+        error = peer.error()
+        if not error <= peer.bound:
+            raise ArithmeticError(f"its error is {error:.2e}, over {peer.bound:.1e}")
+        return Timed(peer.calls, case.graph, options.milliseconds)
 
 
 def _significant(x: float) -> float:
@@ -79,6 +106,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="operators, with commas between")
     parser.add_argument("--cases", default="", help="files of op_cases, with commas between")
+    parser.add_argument("--peers", default="", help="names of peers, with commas between; else all")
+    parser.add_argument("--seconds", type=float, default=60.0, help="to make and check one package's kernels")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no other case begins")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--milliseconds", type=float, default=20.0, help="of a round of one side")
     parser.add_argument("--save", type=Path, help="merge the rows into this JSON file, and draw it beside")
@@ -89,12 +119,19 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/ops.py needs a CUDA device")
-    limits = ceilings()
+    begin, limits = time.monotonic(), ceilings()
     print(torch.cuda.get_device_name(), f"torch {torch.__version__};", {k: f"{v:.3g}/s" for k, v in limits.items()})
     rows: list[Row] = []
+    passed_over: list[Row] = []
     for case in all_cases(set(filter(None, args.only.split(","))), set(filter(None, args.cases.split(",")))):
-        for row in measure(case, limits, args.rounds, args.milliseconds):
+        if time.monotonic() - begin > args.budget:
+            print(f"{args.budget:.0f} s are over: not measured from {case.op} {case.shape} on")
+            break
+        for row in measure(case, limits, args):
             print(ops_report.line(row), flush=True)
+            if "why" in row:
+                passed_over.append(row)
+                continue
             rows.append(row)
             if args.save:
                 ops_report.merge(args.save, [row])
@@ -103,7 +140,7 @@ def main() -> None:
         torch.cuda.empty_cache()
     if args.save:
         ops_report.draw(args.save)
-    print(json.dumps({"card": torch.cuda.get_device_name(), "rows": len(rows)}))
+    print(json.dumps({"card": torch.cuda.get_device_name(), "rows": len(rows), "not_counted": passed_over}))
 
 
 if __name__ == "__main__":

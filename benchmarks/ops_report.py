@@ -11,9 +11,12 @@ BEGIN, END = "<!-- benchmarks/ops.py --readme -->", "<!-- end -->"
 
 
 def line(row: Row) -> str:
-    """One row for the terminal."""
+    """One row for the terminal; of a peer that does not count, why."""
+    what = f"{row['op']:>18} {row['pass']:8} {row['dtype']:8} {row['shape']:24}"
+    if "why" in row:
+        return f"{what} {row['peer']} does not count: {row['why']}"
     return (
-        f"{row['op']:>18} {row['pass']:8} {row['dtype']:8} {row['shape']:24} {row['ours_ms']:>9} ms  "
+        f"{what} {row['ours_ms']:>9} ms  "
         f"{row['share']:>6.1%} of the floor  x{row['ratio']:<7} {row['peer']} {row['peer_ms']} ms"
     )
 

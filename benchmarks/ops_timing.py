@@ -1,8 +1,10 @@
 """Timing of GPU calls, and the ceilings of the card that they are held against."""
 
+import contextlib
+import signal
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -69,6 +71,22 @@ def side_by_side(sides: dict[str, Timed], rounds: int) -> dict[str, float]:
         for name, side in sides.items():
             times[name].append(side.round())
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the body after so long: at its next step in Python, so a kernel is waited for."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def ceilings() -> dict[str, float]:

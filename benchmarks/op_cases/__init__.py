@@ -5,13 +5,26 @@ the memory of one. To add an operator, add a file; nothing else names it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 L2 = 256 << 20  # bytes of inputs and outputs after which nothing of a first set is in the cache of any of our GPUs
 Call = Callable[[], object]
+
+
+class Missing(Exception):
+    """A peer cannot be had here, or not for this size; the message says why, and how to get it."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another package's call, over as many sets of buffers as ours; it counts where its result is right."""
+
+    calls: Sequence[Call]
+    error: Callable[[], float]  # of its result against the reference; asked once, before any time is taken
+    bound: float
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,8 @@ class Case:
     bus_bytes: int = 0
     flops: float = 0.0
     rate: str = "float32"
+    # Other packages' kernels, made when their turn comes; left out, with a line, where they are missing, fail or err.
+    packages: dict[str, Callable[[], Peer]] = field(default_factory=dict)
     graph: bool = True  # timed in CUDA graphs; else, where a side needs the host, by the host's clock
 
 

@@ -25,8 +25,8 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
-// Whether the current device can overlap the kernels of a chain; elsewhere they run one after the other. What the driver
-// compiled from code for older devices does not wait, so it must not begin early either.
+// Whether the current device can overlap the kernels of a chain; elsewhere they run one after the other. What the
+// driver compiled from code for older devices does not wait, so it must not begin early either.
 inline bool can_chain(const void* kernel) {
   int device = 0, major = 0;
   cudaFuncAttributes attributes;

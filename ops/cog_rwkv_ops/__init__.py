@@ -14,6 +14,7 @@ from cog_rwkv_ops.linear import linear
 from cog_rwkv_ops.low_rank import low_rank
 from cog_rwkv_ops.pack_bfloat16 import pack_bfloat16, unpack_bfloat16
 from cog_rwkv_ops.products import active_rows, products
+from cog_rwkv_ops.sample import sample_
 from cog_rwkv_ops.scattering2d import scattering2d
 from cog_rwkv_ops.squared_relu import squared_relu, squared_relu_linear
 from cog_rwkv_ops.swish import swish
@@ -45,6 +46,7 @@ __all__ = [
     "pack_bfloat16",
     "pack_signs",
     "products",
+    "sample_",
     "scattering2d",
     "squared_relu",
     "squared_relu_linear",

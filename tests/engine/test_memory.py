@@ -29,7 +29,7 @@ def test_the_size_of_a_state_is_that_of_its_tensors(dtype: torch.dtype) -> None:
     saved = pool.save(1)
     assert state_bytes(SMALL, dtype) == saved.wkv.nbytes + saved.shift.nbytes
     sampler = Sampler(SMALL.vocab, 3, "cpu", torch.ones(SMALL.vocab, dtype=torch.bool))
-    assert row_bytes(SMALL, dtype) == state_bytes(SMALL, dtype) + sampler._counts.nbytes // 3
+    assert row_bytes(SMALL, dtype) == state_bytes(SMALL, dtype) + sampler._tables.counts.nbytes // 3
 
 
 def _tree(root: Path, files: dict[str, str]) -> Path:
@@ -114,7 +114,7 @@ def test_a_pool_that_turns_out_too_large_is_halved(
     allowed = torch.ones(SMALL.vocab, dtype=torch.bool)
     most, model = 10, StubModel(mixed)
     made, sampler = fit(model, SMALL, Settings(max_batch=32), allowed)
-    assert made.rows == 8 and sampler._counts.shape[0] == 8
+    assert made.rows == 8 and sampler._tables.counts.shape[0] == 8
     assert capsys.readouterr().out.count("event=pool_shrunk") == 2
     most = 0
     with pytest.raises(NoRoomError, match=r"no room for a step of one sequence: \d+\.\d MiB are free on cpu: no room$"):

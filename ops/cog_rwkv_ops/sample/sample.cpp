@@ -16,7 +16,7 @@ constexpr int64_t kChunk = 1024;  // ids of which a sum, or whether one is among
 // One row on its way to an id. The buffers serve one row after the other.
 struct Row {
   int64_t n;
-  std::unique_ptr<uint32_t[]> words;  // [n], the bits of the values, then distances from the largest
+  std::unique_ptr<uint32_t[]> words;          // [n], the bits of the values, then distances from the largest
   std::unique_ptr<uint64_t[]> weights, sums;  // [n], [kBins]
   std::unique_ptr<uint16_t[]> bins;           // [n], of the first cut
   std::unique_ptr<int32_t[]> within;          // [n], the ids of its bin that was found

@@ -8,7 +8,8 @@
 namespace cog_rwkv::sampling {
 
 constexpr const char* kName = "sample_";
-constexpr int64_t kMostIds = 1 << 18;  // as many weights of 2^44 add up below 2^63
+constexpr int64_t kMostIds = 1 << 18;   // as many weights of 2^44 add up below 2^63
+constexpr int64_t kMostRows = 1 << 24;  // of a batch, so that a grid has room
 
 // Columns of the tables.
 enum Number { kTemperature, kPresence, kFrequency, kDecay, kTopP, kNumbers };
@@ -24,8 +25,9 @@ inline Strides check_sample(const Tensor& logits, const Tensor& rows, const Tens
   check_float_or_half(kName, "logits", logits);
   check_dim(kName, "logits", logits, 2, "[B, V]");
   const int64_t batch = logits.size(0), vocab = logits.size(1), pool = counts.dim() > 0 ? counts.size(0) : 0;
-  if (vocab < 1 || vocab > kMostIds) {
-    fail(kName, "logits has shape " + shape_text(logits) + "; V must be from 1 to " + std::to_string(kMostIds));
+  if (vocab < 1 || vocab > kMostIds || batch > kMostRows) {
+    fail(kName, "logits has shape " + shape_text(logits) + "; B must be at most " + std::to_string(kMostRows) +
+                    " and V from 1 to " + std::to_string(kMostIds));
   }
   check_dtype(kName, "rows", rows, {ScalarType::Long});
   check_device(kName, "rows", rows, "logits", logits);

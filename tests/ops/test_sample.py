@@ -1,5 +1,6 @@
 """sample_: against the definition, and the same bits whatever the batch, the row, the machine and the device."""
 
+import itertools
 import math
 import os
 import subprocess
@@ -196,8 +197,9 @@ def test_extreme_parameters(device: str) -> None:
     """None makes a sum overflow or a search go on for ever; every id is one that is allowed."""
     extreme = [0.0, 1e-45, 1e-30, 3e38, math.inf, -1.0, math.nan]
     made = step(len(extreme), 300)
-    made.integers[:, 0], made.integers[:, 1] = 0, 5
-    for top_p in (0.0, 0.5, 1.0, math.nan):
+    made.integers[:, 0] = 0
+    for top_p, top_k in itertools.product((0.0, 0.5, 1.0, math.nan), (5, ALL)):
+        made.integers[:, 1] = top_k
         for row, temperature in zip(made.rows.tolist(), extreme, strict=True):
             made.numbers[row] = torch.tensor([temperature, 0.0, 0.0, 1.0, top_p])
         for scale in (1e-30, 1.0, 1e37):

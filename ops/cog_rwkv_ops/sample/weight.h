@@ -53,9 +53,8 @@ COG_RWKV_BOTH uint32_t distance(float value, float top) { return bits_of(plus(va
 // e^(-distance / temperature) in steps of 2^-44, cut off: from 0 to 2^44. Integers, so that any order of summation
 // gives the same bits. The polynomial is that of csrc/math.h.
 COG_RWKV_BOTH uint64_t weight(uint32_t distance, float temperature) {
-  float x = -over(float_of(distance), temperature);
-  x = x > -32.0f ? x : -32.0f;  // e^-32 is less than half a step; so it is for infinity over infinity, a NaN
-  x = x < 0.0f ? x : 0.0f;
+  float x = -fabsf(over(float_of(distance), temperature));  // never above 0, whatever the temperature is
+  x = x > -32.0f ? x : -32.0f;                              // e^-32 is less than a step; so is infinity over infinity
   const float shifted = plus(times(x, 1.44269504f), 12582912.0f);
   const float whole = plus(shifted, -12582912.0f);
   const float r = plus(plus(x, -times(whole, 0.693359375f)), times(whole, 2.12194440e-4f));

@@ -1,6 +1,6 @@
 """A load test of the server: many clients at once over HTTP, and the engine's own speed beside it.
 
-    python benchmarks/load.py --model embedded --streams 64 --seconds 300 --check --flat 0.01   # the soak, on a CPU
+    python benchmarks/load.py --model embedded --streams 64 --seconds 600 --check --flat 0.01   # the soak, on a CPU
     python benchmarks/load.py --model 7.2b --streams 256 --engine                       # on a GPU
     python benchmarks/load.py --url http://localhost:5000 --rate 4                      # an open loop
 

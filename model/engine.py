@@ -13,6 +13,7 @@ from collections.abc import Sequence as Ids
 import torch
 
 from model.counters import Counters
+from model.decode_graphs import DecodeGraphs
 from model.errors import RwkvError
 from model.handle import FinishReason, Handle
 from model.prefix_cache import PrefixCache, prefix_keys
@@ -53,14 +54,19 @@ class Engine:
         max_queue: int | None = None,
         cache: PrefixCache | None = None,
         ahead: int | None = None,
+        careful: Model | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         """``chunk``, ``grid``: tokens of prompts that a step reads at most, and by how many they are cut.
 
         ``max_queue``: requests that may wait for a row. ``ahead``: steps launched before the ids of an older one are
-        handed out; by default 1 on a GPU, and 0 on the CPU, where it would only hold ids back.
+        handed out; by default 1 on a GPU, and 0 on the CPU, where it would only hold ids back. ``careful``: the same
+        model with a wider range of numbers, for requests whose logits are not finite. ``graphs``: of ``model`` over
+        ``pool``.
         """
         self._device, self._vocab, self._cache = model.device, model.vocab_size, cache
-        self._stepper = Stepper(model, sampler, pool)
+        self._stepper = Stepper(model, sampler, pool, careful, graphs)
+        self._can_be_careful = careful is not None
         self._scheduler = Scheduler(pool.rows, chunk, grid)
         self._ahead = (1 if model.device.type == "cuda" else 0) if ahead is None else ahead
         self._capacity = None if max_queue is None else pool.rows + max_queue
@@ -106,11 +112,11 @@ class Engine:
         It waits its turn as a request does, though it is never refused, and blocks its thread meanwhile; ``handle``
         may cancel it. Raises ValueError for bad ids, EngineError where reading fails or ends early.
         """
-        sequence = Sequence(list(ids), SamplingParams(temperature=0.0), 0, handle or Handle(), start)
-        self._queue(sequence).take()
-        if sequence.result is None:
-            raise EngineError(f"the text could not be read: {sequence.handle.error}")
-        return sequence.result
+        handle = handle or Handle()
+        result = self._read(ids, start, handle, careful=False)
+        if self._can_be_careful and not result.finite():
+            result = self._read(ids, start, Handle(), careful=True)
+        return result
 
     def alive(self) -> bool:
         """Whether the thread that drives the model is there."""
@@ -146,11 +152,18 @@ class Engine:
             self._work.notify()
         self._thread.join()
 
+    def _read(self, ids: Ids[int], start: SavedState | None, handle: Handle, careful: bool) -> SavedState:
+        sequence = Sequence(list(ids), SamplingParams(temperature=0.0), 0, handle, start, careful=careful)
+        self._queue(sequence).take()
+        if sequence.result is None:
+            raise EngineError(f"the text could not be read: {sequence.handle.error}")
+        return sequence.result
+
     def _queue(self, sequence: Sequence) -> Handle:
         ids = sequence.ids
         if not ids or min(ids) < 0 or max(ids) >= self._vocab:
             raise ValueError(f"ids: one or more from 0 to {self._vocab - 1} are needed, got {len(ids)}")
-        if self._cache is not None and sequence.start is None:
+        if self._cache is not None and sequence.start is None and not sequence.careful:
             sequence.keys = prefix_keys(ids, self._scheduler.chunk)
         sequence.handle.submitted = time.monotonic()
         with self._lock:
@@ -286,7 +299,9 @@ class Engine:
                 self._cache.put(sequence.keys[part.end // self._scheduler.chunk - 1], state, sequence.alone)
 
     def _append(self, sequence: Sequence, token: int) -> None:
-        if token == NOT_FINITE:
+        if token == NOT_FINITE and self._can_be_careful and not sequence.careful:
+            self._again(sequence)
+        elif token == NOT_FINITE:
             self._end(sequence, "error", "the model's logits are not finite for this request")
         elif token == END_OF_TEXT:
             self._end(sequence, "stop")
@@ -296,6 +311,12 @@ class Engine:
             self._counters.tokens_out += 1
             if len(sequence.ids) - sequence.prompt >= sequence.max_tokens:
                 self._end(sequence, "length")
+
+    def _again(self, sequence: Sequence) -> None:
+        """Its numbers left the range of the fast path."""
+        self._scheduler.release(sequence)
+        self._stepper.end(sequence.row)
+        self._scheduler.retry(sequence.carefully())
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         self._release(sequence, reason)

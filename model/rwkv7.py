@@ -5,6 +5,7 @@ tokens of B sequences, C = width = heads * head_size. Activations between the op
 matrices are kept in the model's dtype; vectors are float32. There is no device branch here.
 """
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -116,7 +117,7 @@ class Block:
 class RWKV7:
     """An RWKV-7 language model whose weights lie on one device."""
 
-    def __init__(self, config: Config, w: Weights) -> None:
+    def __init__(self, config: Config, w: Weights, tuned: bool = False) -> None:
         self.config, self.device = config, w.device
         self.embedding = w.table("emb.weight")
         self.ln0 = w.vector("blocks.0.ln0.weight"), w.vector("blocks.0.ln0.bias")
@@ -124,6 +125,7 @@ class RWKV7:
         self.ln_out = w.vector("ln_out.weight"), w.vector("ln_out.bias")
         self.head = w.product("head.weight")
         self._weights = [*(one for block in self.blocks for one in block.weights()), *self.ln_out, self.head]
+        self._tuned = tuned and ops.can_forward(self._weights)
 
     @classmethod
     def load(
@@ -133,16 +135,32 @@ class RWKV7:
         dtype: torch.dtype | None = None,
         progress: bool = True,
         host_embedding: bool = False,
+        tuned: bool = False,
     ) -> "RWKV7":
         """Move a checkpoint to ``device``; matrices become ``dtype`` (None keeps the dtype in which each is stored).
 
         With ``host_embedding`` the embedding stays in pinned host memory, where a CUDA device reads a row a token.
+        ``tuned``: on CUDA with 16-bit matrices, whole steps by ``ops.forward_``.
         """
         weights = Weights(checkpoint.tensors, torch.device(device), dtype, progress, host_embedding)
         try:
-            return cls(checkpoint.config, weights)
+            return cls(checkpoint.config, weights, tuned)
         finally:
             weights.close()
+
+    @property
+    def tuned(self) -> bool:
+        """Whether steps are made by ``ops.forward_``."""
+        return self._tuned
+
+    def careful(self) -> "RWKV7 | None":
+        """The same weights by one operator after the other, whose sums and activations are float32; None where this
+        one is that already."""
+        if not self._tuned:
+            return None
+        other = copy.copy(self)
+        other._tuned = False
+        return other
 
     @property
     def vocab_size(self) -> int:
@@ -164,10 +182,12 @@ class RWKV7:
         """
         seq = Packed(rows, cu_seqlens)
         x = ops.layer_norm(ops.host_gather(self.embedding, ids).float(), *self.ln0)
-        if (
-            last_only and len(ids) == len(rows) and ops.can_decode(x)
-        ):  # one token each: the same in one call, bit for bit
+        one_each = last_only and len(ids) == len(rows)
+        if one_each and ops.can_decode(x):  # the same in one call, bit for bit
             return ops.decode_(x, self._weights, pool.shift, pool.wkv, rows)
+        if self._tuned:
+            ends = None if one_each else cu_seqlens
+            return ops.forward_(x, self._weights, pool.shift, pool.wkv, rows, ends, last_only)
         v_first = None
         for layer, block in enumerate(self.blocks):
             x, v_first = block(x, v_first, pool.shift[layer], pool.wkv[layer], seq)

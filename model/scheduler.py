@@ -37,6 +37,7 @@ class Sequence:
     served: int = 0  # the step at which its turn last ended, at first the one at which it got its row
     suspect: bool = False  # was in a step that failed; runs alone until it has drawn a token
     over: bool = False  # it has left its row
+    careful: bool = False  # read by the model that takes more care of large numbers
     # These count planned steps as made.
     base: SavedState | None = field(init=False)  # the state in which its row is to begin
     origin: int = 0  # how many of the ids that state has read already
@@ -60,6 +61,13 @@ class Sequence:
         """Begin with a known state after the first ``position`` ids."""
         self.base, self.origin, self.done, self.alone = state, position, position, alone
         self.handle.cached_tokens = position
+
+    def carefully(self) -> "Sequence":
+        """Another one for the same reply, as far as it has come, to be read from the beginning with care."""
+        other = Sequence(list(self.ids), self.params, self.max_tokens, self.handle, self.start, careful=True)
+        other.prompt = self.prompt
+        other.restart()
+        return other
 
     def restart(self) -> None:
         """Read all from the beginning again, with what has been handed out of the reply."""
@@ -128,6 +136,10 @@ class Scheduler:
             self._waiting.append(sequence)
         else:
             self._waiting.appendleft(sequence)
+
+    def retry(self, sequence: Sequence) -> None:
+        """Let it wait for a row before all others."""
+        self._waiting.appendleft(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence out and free its row."""

@@ -38,6 +38,10 @@ class Settings(BaseSettings):
     host_embedding: bool = Field(
         default=False, description="Whether the embedding stays in pinned host memory and a GPU reads its rows there."
     )
+    kernels: Literal["plain", "tuned"] = Field(
+        default="plain",
+        description="On a GPU, tuned: whole steps in one call, decoding by CUDA graphs; plain: operator by operator.",
+    )
     max_batch: int | None = Field(
         default=None,
         ge=1,

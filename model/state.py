@@ -19,6 +19,10 @@ class SavedState:
     wkv: Tensor
     shift: Tensor
 
+    def finite(self) -> bool:
+        """Whether all of it is. Waits for the device."""
+        return bool(torch.isfinite(self.wkv).all() & torch.isfinite(self.shift).all())
+
 
 def state_bytes(config: Config, dtype: torch.dtype) -> int:
     """What one state takes, with ``wkv`` in ``dtype``."""

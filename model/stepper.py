@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from model.decode_graphs import DecodeGraphs
 from model.sampling import Sampler
 from model.scheduler import Part, Sequence
 from model.state import SavedState, StatePool
@@ -64,8 +65,17 @@ class Flight:
 class Stepper:
     """``model``, ``sampler`` and ``pool`` at work together. Only the engine's thread uses it."""
 
-    def __init__(self, model: Model, sampler: Sampler, pool: StatePool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        sampler: Sampler,
+        pool: StatePool,
+        careful: Model | None = None,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """``careful``: for steps with a careful sequence. ``graphs``: of ``model``, for steps of one token each."""
         self._model, self._sampler, self._pool = model, sampler, pool
+        self._careful, self._graphs = careful or model, graphs
         self._cuda = model.device.type == "cuda"
         self._last = torch.zeros(pool.rows, dtype=torch.int64, device=model.device)  # drawn last, a row
 
@@ -80,7 +90,7 @@ class Stepper:
                 self._begin(part.sequence)
         drawing = [index for index, part in enumerate(parts) if part.draws]
         rows, ends, draws, ids = self._inputs(parts, drawing)
-        logits = self._model.forward(ids, self._pool, rows, ends)
+        logits = self._forward(parts, ids, rows, ends)
         saved = {part.sequence: self._save(part.sequence.row) for part in parts if part.sequence in keep}
         drawn = None
         if drawing:
@@ -89,6 +99,13 @@ class Stepper:
             drawn = self._draw(logits, rows)
         event = torch.cuda.current_stream(self._model.device).record_event() if self._cuda else None
         return Flight(parts, saved, launched, drawn, event, used)
+
+    def _forward(self, parts: list[Part], ids: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+        if any(part.sequence.careful for part in parts):
+            return self._careful.forward(ids, self._pool, rows, ends)
+        if self._graphs is not None and len(ids) == len(rows):
+            return self._graphs.forward(ids, rows)
+        return self._model.forward(ids, self._pool, rows, ends)
 
     def end(self, row: int) -> None:
         """The sequence in ``row`` is over."""

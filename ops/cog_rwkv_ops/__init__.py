@@ -7,6 +7,7 @@ from cog_rwkv_ops.binary_linear import binary_linear, binary_linear_packed, pack
 from cog_rwkv_ops.conv2d import conv2d
 from cog_rwkv_ops.decode import can_decode, decode_
 from cog_rwkv_ops.depthwise_conv1d import depthwise_conv1d
+from cog_rwkv_ops.forward import can_forward, forward_
 from cog_rwkv_ops.host_gather import host_gather
 from cog_rwkv_ops.host_scatter import host_scatter_
 from cog_rwkv_ops.layer_norm import layer_norm
@@ -34,10 +35,12 @@ __all__ = [
     "binary_linear",
     "binary_linear_packed",
     "can_decode",
+    "can_forward",
     "conv2d",
     "cuda_problem",
     "decode_",
     "depthwise_conv1d",
+    "forward_",
     "host_gather",
     "host_scatter_",
     "layer_norm",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from model import checkpoint
+from model.decode_graphs import DecodeGraphs
 from model.engine import Engine
 from model.handle import Handle
 from model.memory import MIB, free_memory
@@ -20,6 +21,8 @@ from model.settings import Settings
 from model.state import SavedState, StatePool
 from model.stepper import Flight, Stepper
 from model.tiers import StateTiers
+from tests import tiny
+from tests.model.test_numbers import rigged
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(temperature=0.0)
@@ -27,9 +30,13 @@ CHUNK = 64
 Open = Callable[..., Engine]
 
 
-@pytest.fixture(scope="module")
-def model(tiny_checkpoint: Path) -> RWKV7:
-    return RWKV7.load(checkpoint.load(str(tiny_checkpoint)), "cuda", torch.float16, progress=False)
+@pytest.fixture(scope="module", params=["plain", "tuned"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RWKV7:
+    path = tiny.write(tiny.Shape(ranks=(32, 32, 32, 64)), tmp_path_factory.mktemp("tiny") / "tiny.safetensors")
+    tuned = request.param == "tuned"
+    model = RWKV7.load(checkpoint.load(str(path)), "cuda", torch.float16, progress=False, tuned=tuned)
+    assert model.tuned == tuned
+    return model
 
 
 @pytest.fixture
@@ -40,7 +47,10 @@ def open_(model: RWKV7) -> Iterator[Open]:
     def open_(rows: int = 4, **parameters: object) -> Engine:
         allowed = torch.ones(model.vocab_size, dtype=torch.bool)
         sampler = Sampler(model.vocab_size, rows, model.device, allowed)
-        engines.append(Engine(model, sampler, StatePool(model.config, rows, model.device), CHUNK, **parameters))
+        pool = StatePool(model.config, rows, model.device)
+        graphs = DecodeGraphs(model, pool, progress=False) if model.tuned else None
+        fast = {"careful": model.careful(), "graphs": graphs}
+        engines.append(Engine(model, sampler, pool, CHUNK, **fast, **parameters))
         return engines[-1]
 
     yield open_
@@ -123,7 +133,8 @@ def test_states_of_texts_equal_what_the_pool_holds(model: RWKV7, open_: Open) ->
 
 def test_a_step_is_launched_without_waiting_for_the_device(model: RWKV7) -> None:
     sampler = Sampler(model.vocab_size, 2, model.device, torch.ones(model.vocab_size, dtype=torch.bool))
-    stepper = Stepper(model, sampler, StatePool(model.config, 2, model.device))
+    pool = StatePool(model.config, 2, model.device)
+    stepper = Stepper(model, sampler, pool, graphs=DecodeGraphs(model, pool, progress=False) if model.tuned else None)
     params = SamplingParams(seed=1, top_p=0.5, top_k=9, presence_penalty=0.5)
     sequences = [Sequence(_prompt(row, 40), params, 9, Handle()) for row in range(2)]
     for row, sequence in enumerate(sequences):
@@ -179,3 +190,41 @@ def test_the_pool_takes_what_is_free_and_no_request_finds_none(
     finally:
         del ballast
         torch.cuda.empty_cache()
+
+
+def test_graphs_give_what_the_model_gives(model: RWKV7) -> None:
+    """All sizes of the ladder, those between them, and rows in any order; idle rows stay as they are."""
+    if not model.tuned:
+        pytest.skip("graphs are for the tuned path")
+    pools = [StatePool(model.config, 20, model.device) for _ in range(2)]
+    graphs = DecodeGraphs(model, pools[0], progress=False)
+    for pool in pools:
+        pool.wkv.copy_(torch.randn(pool.wkv.shape, generator=torch.Generator().manual_seed(1)))
+    for step, count in enumerate((1, 2, 7, 8, 9, 11, 12, 13, 16, 19, 20)):
+        random = torch.Generator().manual_seed(step)
+        ids = torch.randint(0, 60000, (count,), generator=random).cuda()
+        rows = torch.randperm(20, generator=random)[:count].cuda()
+        want = model.forward(ids, pools[1], rows, torch.arange(count + 1, device="cuda"))
+        got = graphs.forward(ids, rows)
+        assert got.shape == want.shape and float((got - want).norm() / want.norm()) < 0.01, count
+        assert torch.allclose(pools[0].wkv, pools[1].wkv, atol=0.05), count
+        for pool in pools[1:]:
+            pool.wkv.copy_(pools[0].wkv)
+            pool.shift.copy_(pools[0].shift)
+
+
+@pytest.mark.acceptance(7)
+def test_weights_past_the_range_of_float16_are_read_with_care(tmp_path: Path) -> None:
+    torch.save(rigged(), tmp_path / "model.pth")
+    found = checkpoint.load(tmp_path / "model.pth")
+    model = RWKV7.load(found, "cuda", torch.float16, progress=False, tuned=True)
+    replies = []
+    for fast, careful in ((model, model.careful()), (model.careful(), None)):
+        sampler = Sampler(512, 2, model.device, torch.ones(512, dtype=torch.bool))
+        engine = Engine(fast, sampler, StatePool(model.config, 2, model.device), CHUNK, careful=careful)
+        state = engine.read([5, 6, 7])
+        assert state.finite()
+        replies.append([_ask(engine, ids)[0] for ids in ([1, 2, 3], list(range(1, 100)))])
+        replies[-1].append(list(engine.submit([9], GREEDY, 8, start=state)))
+        engine.close()
+    assert replies[0] == replies[1]

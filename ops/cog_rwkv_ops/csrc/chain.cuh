@@ -3,8 +3,9 @@
 //
 // A kernel that is launched by `launch_chained` calls `wait_for_previous()` before it touches anything that an earlier
 // kernel writes or reads: weights may be read before, activations may not, and nothing may be written.
-// `let_next_begin()`, once a block has little left to do, is when the next kernel's blocks may take their places.
+// `let_next_begin()`, called after that, is when the next kernel's blocks may take their places.
 // Every kernel of a chain waits, also one that would not need to: what it waits for includes all that is before that.
+// As none begins before the one ahead of it has waited, a kernel may even read early what only the last but one wrote.
 #pragma once
 
 #include <type_traits>
@@ -22,6 +23,13 @@ __device__ __forceinline__ void wait_for_previous() {
 __device__ __forceinline__ void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Brings the line of 128 bytes around `address` into L2.
+__device__ __forceinline__ void prefetch_l2(const void* address) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 #endif
 }
 

@@ -155,9 +155,4 @@ inline Tensor finish_rows(const Launch& launch, const Rows& rows, const std::opt
   return out;
 }
 
-// `t` contiguous, where it is given.
-inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& t) {
-  return t ? std::optional<Tensor>(as_contiguous(*t)) : std::nullopt;
-}
-
 }  // namespace cog_rwkv

@@ -13,7 +13,7 @@ Tensor swish_cpu(const Tensor& x) {
   Tensor out = empty_tensor(x, x.sizes());
   dispatch_floating(x.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;
-    elementwise_cpu(mutable_data<T>(out), x.numel(), Swish{}, data<T>(in));
+    elementwise_cpu(mutable_data<T>(out), x.numel(), Swish<T>{}, data<T>(in));
   });
   return out;
 }
@@ -25,7 +25,7 @@ Tensor swish_backward_cpu(const Tensor& gradient, const Tensor& x) {
   Tensor out = empty_tensor(x, x.sizes());
   dispatch_floating(x.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;
-    elementwise_cpu(mutable_data<T>(out), x.numel(), SwishBackward{}, data<T>(grad), data<T>(in));
+    elementwise_cpu(mutable_data<T>(out), x.numel(), SwishBackward<T>{}, data<T>(grad), data<T>(in));
   });
   return out;
 }

@@ -14,7 +14,7 @@ Tensor swish_cuda(const Tensor& x) {
   Tensor out = empty_tensor(x, x.sizes());
   dispatch_floating(x.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;
-    elementwise_cuda(launch, mutable_data<T>(out), x.numel(), Swish{}, data<T>(in));
+    elementwise_cuda(launch, mutable_data<T>(out), x.numel(), Swish<T>{}, data<T>(in));
   });
   return out;
 }
@@ -27,7 +27,7 @@ Tensor swish_backward_cuda(const Tensor& gradient, const Tensor& x) {
   Tensor out = empty_tensor(x, x.sizes());
   dispatch_floating(x.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;
-    elementwise_cuda(launch, mutable_data<T>(out), x.numel(), SwishBackward{}, data<T>(grad), data<T>(in));
+    elementwise_cuda(launch, mutable_data<T>(out), x.numel(), SwishBackward<T>{}, data<T>(grad), data<T>(in));
   });
   return out;
 }

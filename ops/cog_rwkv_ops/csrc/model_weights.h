@@ -1,11 +1,11 @@
-// The tensors of a whole model, in the order in which decode_ takes them, and their checks.
+// The tensors of a whole model, in the order in which decode_ and forward_ take them, and their checks.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "../csrc/packed_weight.h"
-#include "../csrc/tensor.h"
+#include "packed_weight.h"
+#include "tensor.h"
 
 namespace cog_rwkv {
 
@@ -34,7 +34,8 @@ struct ModelWeights {
 // Takes the tensors of the list one by one, each contiguous and as it must be.
 class WeightReader {
  public:
-  WeightReader(const std::vector<Tensor>& list, const Tensor& x) : list_(list), x_(x), c_(x.size(1)) {}
+  WeightReader(const char* op, const std::vector<Tensor>& list, const Tensor& x)
+      : op_(op), list_(list), x_(x), c_(x.size(1)) {}
 
   Tensor vector(const char* name) { return vectors(name, {c_}, "[C] with C as in x"); }
   Tensor mixes(const char* name, int64_t count) { return vectors(name, {count, c_}, "[mixes, C] with C as in x"); }
@@ -46,9 +47,9 @@ class WeightReader {
     if (type == bfloat16_ && fits(t, {m > 0 ? m : t.size(0), k})) return t;
     if (type == packed_ && fits(t, {m > 0 ? m : t.size(0), packed_row_bytes(k)})) return t;
     const std::string label = where_ + name;
-    check_weight("decode_", label.c_str(), t, x_, k, "[M, K]");
+    check_weight(op_, label.c_str(), t, x_, k, "[M, K]");
     if (m > 0 && t.size(0) != m) {
-      fail("decode_", label + " has shape " + shape_text(t) + "; it must have " + std::to_string(m) + " rows");
+      fail(op_, label + " has shape " + shape_text(t) + "; it must have " + std::to_string(m) + " rows");
     }
     return as_contiguous(t);
   }
@@ -56,7 +57,7 @@ class WeightReader {
   // The same, not packed.
   Tensor matrix(const char* name, int64_t m, int64_t k) {
     Tensor t = product(name, m, k);
-    if (dtype_number(t) != bfloat16_) check_float_or_half("decode_", (where_ + name).c_str(), t);
+    if (dtype_number(t) != bfloat16_) check_float_or_half(op_, (where_ + name).c_str(), t);
     return t;
   }
 
@@ -64,13 +65,13 @@ class WeightReader {
   void end_layers() { where_.clear(); }
   void end() const {
     if (at_ == list_.size()) return;
-    fail("decode_", "weights has " + std::to_string(list_.size()) + " tensors; the layers of shift and the head need " +
+    fail(op_, "weights has " + std::to_string(list_.size()) + " tensors; the layers of shift and the head need " +
                         std::to_string(at_));
   }
 
  private:
   const Tensor& next(const char* name) {
-    if (at_ == list_.size()) fail("decode_", "weights ends before " + where_ + name);
+    if (at_ == list_.size()) fail(op_, "weights ends before " + where_ + name);
     return list_[at_++];
   }
 
@@ -88,12 +89,13 @@ class WeightReader {
     const Tensor& t = next(name);
     if (dtype_number(t) == float32_ && fits(t, sizes)) return t;
     const std::string label = where_ + name;
-    check_dtype("decode_", label.c_str(), t, {ScalarType::Float});
-    check_device("decode_", label.c_str(), t, "x", x_);
-    check_shape("decode_", label.c_str(), t, sizes, what);
+    check_dtype(op_, label.c_str(), t, {ScalarType::Float});
+    check_device(op_, label.c_str(), t, "x", x_);
+    check_shape(op_, label.c_str(), t, sizes, what);
     return as_contiguous(t);
   }
 
+  const char* op_;
   const std::vector<Tensor>& list_;
   const Tensor& x_;
   int64_t c_;
@@ -130,8 +132,8 @@ inline ChannelMixWeights read_channel_mix(WeightReader& read, int64_t c) {
   return w;
 }
 
-inline ModelWeights read_model(const std::vector<Tensor>& list, const Tensor& x, int64_t layers) {
-  WeightReader read(list, x);
+inline ModelWeights read_model(const char* op, const std::vector<Tensor>& list, const Tensor& x, int64_t layers) {
+  WeightReader read(op, list, x);
   ModelWeights model;
   const int64_t c = x.size(1);
   for (int64_t i = 0; i < layers; i++) {

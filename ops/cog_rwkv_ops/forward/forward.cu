@@ -1,0 +1,292 @@
+// forward_: the kernels of a step of the whole model, one after the other, without a word from the host in between.
+#include "forward.h"
+
+#include "../csrc/model_weights.h"
+#include "../csrc/products.cuh"
+#include "calls.cuh"
+#include "heads.cuh"
+#include "norm_shift.cuh"
+
+namespace cog_rwkv {
+namespace {
+
+constexpr const char* kOp = "forward_";
+constexpr float kNormEps = 1e-5f, kGroupNormEps = 64e-5f;
+constexpr int64_t kSparseTokens = 16;  // up to so many, value rows of neurons that no token uses are not read
+
+// relu(k)^2 leaves float16 where k is above 255. So k is a quarter of itself there, and the product gets 16 times.
+template <class W>
+constexpr float kKeyScale = std::is_same_v<W, Half> ? 0.25f : 1.0f;
+
+enum Mix { kMixR, kMixW, kMixK, kMixV, kMixA, kMixG };
+enum Projection { kRecept, kDecay, kKey, kValue, kRate, kGate, kValueMix, kProjections };
+
+// What flows from one kernel to the next. W: float16 or bfloat16.
+struct Flow {
+  Tensor x[2];       // float32 [n, c], in turns
+  Tensor mixed;      // W [6, n, c]
+  Tensor projected;  // W [7, n, c]
+  Tensor hidden;     // W, what low-rank projections have in the middle: [n, rank] each, one after the other
+  Tensor v_first, gated, keys, out;  // W [n, c], [n, c], [n, ffn], [n, c]
+  Tensor partial;                    // float32 [slices, n, c]
+
+  Flow(const Tensor& like, ScalarType type, int64_t n, int64_t c, int64_t ranks, int64_t ffn) {
+    const auto floats = [&](std::initializer_list<int64_t> s) {
+      return torch::stable::new_empty(like, {s.begin(), s.end()}, ScalarType::Float);
+    };
+    const auto halves = [&](std::initializer_list<int64_t> s) {
+      return torch::stable::new_empty(like, {s.begin(), s.end()}, type);
+    };
+    x[0] = floats({n, c}), x[1] = floats({n, c});
+    mixed = halves({6, n, c}), projected = halves({kProjections, n, c}), hidden = halves({n * ranks});
+    v_first = halves({n, c}), gated = halves({n, c}), keys = halves({n, ffn}), out = halves({n, c});
+    partial = floats({n <= kSparseTokens ? kMaxSlices : 1, n, c});
+  }
+};
+
+// Where the tokens belong. `cu_seqlens` null: a token each.
+struct Tokens {
+  int64_t n, c, batch, pool_rows;
+  const int64_t *rows, *cu_seqlens;
+};
+
+template <class W>
+class Forward {
+ public:
+  Forward(const Launch& launch, const ModelWeights& model, const Tensor& x, const Tensor& shift, const Tensor& wkv,
+          const Tensor& rows, const std::optional<Tensor>& cu_seqlens, const Flow& flow)
+      : stream_(launch.stream),
+        model_(model),
+        shift_(shift),
+        wkv_(wkv),
+        rows_(rows),
+        cu_seqlens_(cu_seqlens),
+        f_(flow),
+        t_{x.size(0),    x.size(1), rows.size(0), shift.size(2), data<int64_t>(rows),
+           cu_seqlens ? data<int64_t>(*cu_seqlens) : nullptr},
+        type_(model.head.scalar_type()),
+        x_(data<float>(x)),
+        gated_(flow.gated) {
+    check_cuda(kOp, cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, x.get_device_index()));
+  }
+
+  void run(bool last_only, const Tensor& logits) {
+    for (size_t layer = 0; layer < model_.layers.size(); layer++) {
+      time_mix(static_cast<int64_t>(layer), model_.layers[layer]);
+      channel_mix(static_cast<int64_t>(layer), model_.layers[layer].channel);
+    }
+    NormShift<W> end = norm(model_.norm_weight, model_.norm_bias);
+    const int64_t count = logits.size(0);
+    if (!last_only) end.cu_seqlens = nullptr;
+    end.out = mutable_data<W>(f_.gated);
+    norm_rows(kOp, stream_, end, count, multiprocessors_);
+    const Product head{end.out, data<W>(model_.head), nullptr, mutable_data<float>(logits),
+                       logits.size(1), t_.c, Epilogue::none, true};
+    products(kOp, stream_, type_, &head, 1, count);
+  }
+
+ private:
+  void time_mix(int64_t layer, const LayerWeights& weights) {
+    const TimeMixWeights& w = weights.time;
+    shift(layer, 0, w.norm_weight, w.norm_bias, w.mix, 1.0f);
+    project(w, weights.first);
+    if (cu_seqlens_) {
+      read_heads(layer, w, weights.first);
+    } else {
+      dispatch_float_or_half(wkv_.scalar_type(), [&](auto s) {
+        step_heads<typename decltype(s)::type>(layer, w, weights.first);
+      });
+    }
+    if (t_.n > kSparseTokens) return multiply(gated_, torch::stable::transpose(w.output, 0, 1), 1.0f);
+    const Product output{data<W>(gated_), data<W>(w.output), nullptr, mutable_data<float>(f_.partial), t_.c, t_.c,
+                         Epilogue::none, true};
+    products(kOp, stream_, type_, &output, 1, t_.n);
+    delta_ = {data<float>(f_.partial), 1, false, 1.0f};
+  }
+
+  void channel_mix(int64_t layer, const ChannelMixWeights& w) {
+    constexpr float scale = kKeyScale<W>, back = 1.0f / (scale * scale);
+    shift(layer, 1, w.norm_weight, w.norm_bias, w.mix, scale);
+    const int64_t ffn = w.key.size(0);
+    const Product key{mixed(0), data<W>(w.key), nullptr, mutable_data<W>(f_.keys), ffn, t_.c,
+                      Epilogue::squared_relu, false};
+    products(kOp, stream_, type_, &key, 1, t_.n);
+    if (t_.n > kSparseTokens) return multiply(f_.keys, w.value_t, back);
+    float* partial = mutable_data<float>(f_.partial);
+    const int slices = active_rows(kOp, stream_, type_, data<W>(f_.keys), data<W>(w.value_t), partial, t_.n, ffn, t_.c);
+    delta_ = {partial, slices, false, back};
+  }
+
+  // Many tokens: what the residual stream gets is W [n, c].
+  void multiply(const Tensor& a, const Tensor& b, float scale) {
+    multiply_into(a, b, f_.out);
+    delta_ = {data<W>(f_.out), 1, true, scale};
+  }
+
+  NormShift<W> norm(const Tensor& weight, const Tensor& bias) const {
+    NormShift<W> p{};
+    p.x = x_, p.delta = delta_;
+    p.weight = data<float>(weight), p.bias = data<float>(bias);
+    p.rows = t_.rows, p.cu_seqlens = t_.cu_seqlens;
+    p.n = t_.n, p.c = t_.c, p.batch = t_.batch, p.pool_rows = t_.pool_rows;
+    p.eps = kNormEps, p.out_scale = 1.0f;
+    return p;
+  }
+
+  // Half 0 is the time mix's, 1 the channel mix's.
+  void shift(int64_t layer, int64_t half, const Tensor& weight, const Tensor& bias, const Tensor& mix, float scale) {
+    NormShift<W> p = norm(weight, bias);
+    p.mix = data<float>(mix), p.mixes = mix.size(0);
+    p.shift = mutable_data<float>(shift_) + (2 * layer + half) * t_.pool_rows * t_.c, p.stride = t_.c;
+    p.out = mutable_data<W>(f_.mixed), p.out_scale = scale;
+    if (delta_.slices > 0) p.x_out = mutable_data<float>(f_.x[half]);
+    norm_shift(kOp, stream_, p, multiprocessors_);
+    if (p.x_out != nullptr) x_ = p.x_out;
+  }
+
+  void project(const TimeMixWeights& w, bool first) {
+    Product jobs[kMaxProducts];
+    int count = 0;
+    const auto add = [&](const W* x, const Tensor& weight, const Tensor* bias, W* out, Epilogue f) {
+      jobs[count++] = {x, data<W>(weight), bias ? data<float>(*bias) : nullptr, out, weight.size(0), weight.size(1), f,
+                       false};
+      return out + t_.n * weight.size(0);
+    };
+    add(mixed(kMixR), w.receptance, nullptr, projected(kRecept), Epilogue::none);
+    add(mixed(kMixK), w.key, nullptr, projected(kKey), Epilogue::none);
+    add(mixed(kMixV), w.value, nullptr, projected(kValue), Epilogue::none);
+    W* const decay = mutable_data<W>(f_.hidden);
+    W* const rate = add(mixed(kMixW), w.w1, nullptr, decay, Epilogue::tanh);
+    W* const gate = add(mixed(kMixA), w.a1, nullptr, rate, Epilogue::none);
+    W* const mix = add(mixed(kMixG), w.g1, nullptr, gate, Epilogue::sigmoid);
+    if (!first) add(mixed(kMixV), w.v1, nullptr, mix, Epilogue::none);
+    products(kOp, stream_, type_, jobs, count, t_.n);
+    count = 0;
+    add(decay, w.w2, &w.w0, projected(kDecay), Epilogue::none);
+    add(rate, w.a2, &w.a0, projected(kRate), Epilogue::none);
+    add(gate, w.g2, nullptr, projected(kGate), Epilogue::none);
+    if (!first) add(mix, w.v2, &w.v0, projected(kValueMix), Epilogue::none);
+    products(kOp, stream_, type_, jobs, count, t_.n);
+  }
+
+  // A token each.
+  template <class S>
+  void step_heads(int64_t layer, const TimeMixWeights& w, bool first) {
+    const int64_t heads = t_.c / kHead, stride = t_.c * kHead;
+    const HeadStep<W, S> p{.r = projected(kRecept),
+                           .w = projected(kDecay),
+                           .k = projected(kKey),
+                           .v = projected(kValue),
+                           .a = projected(kRate),
+                           .g = projected(kGate),
+                           .v_mix = first ? nullptr : projected(kValueMix),
+                           .v_first = mutable_data<W>(f_.v_first),
+                           .k_k = data<float>(w.k_k),
+                           .k_a = data<float>(w.k_a),
+                           .r_k = data<float>(w.r_k),
+                           .weight = data<float>(w.group_weight),
+                           .bias = data<float>(w.group_bias),
+                           .state = mutable_data<S>(wkv_) + layer * t_.pool_rows * stride,
+                           .rows = t_.rows,
+                           .out = mutable_data<W>(f_.gated),
+                           .heads = heads,
+                           .pool_rows = t_.pool_rows,
+                           .stride = stride,
+                           .eps = kGroupNormEps};
+    head_steps(kOp, stream_, p, t_.n);
+  }
+
+  // Packed sequences of any length, by the operators that are there for them.
+  void read_heads(int64_t layer, const TimeMixWeights& w, bool first) {
+    const auto part = [&](int i) { return torch::stable::select(f_.projected, 0, i); };
+    std::optional<Tensor> v_first, v_mix;
+    if (!first) v_first = v_first_, v_mix = part(kValueMix);
+    const auto [k, v, minus_kk, kk_a] = call<4>("cog_rwkv::time_mix_prepare", "", part(kKey), part(kValue),
+                                                   part(kRate), w.k_k, w.k_a, v_first, v_mix);
+    if (first) v_first_ = v;
+    const auto [y] = call<1>("cog_rwkv::wkv7_", "", part(kRecept), part(kDecay), k, v, minus_kk, kk_a,
+                                torch::stable::select(wkv_, 0, layer), rows_, *cu_seqlens_);
+    const auto [out] = call<1>("cog_rwkv::time_mix_output", "", y, part(kRecept), k, v, part(kGate), w.r_k,
+                                  w.group_weight, w.group_bias, static_cast<double>(kGroupNormEps));
+    gated_ = out;
+  }
+
+  W* projected(int i) const { return mutable_data<W>(f_.projected) + i * t_.n * t_.c; }
+  const W* mixed(int i) const { return data<W>(f_.mixed) + i * t_.n * t_.c; }
+
+  cudaStream_t stream_;
+  const ModelWeights& model_;
+  const Tensor &shift_, &wkv_, &rows_;
+  const std::optional<Tensor>& cu_seqlens_;
+  const Flow& f_;
+  const Tokens t_;
+  const ScalarType type_;
+  int multiprocessors_ = 1;
+  const float* x_;  // the residual stream
+  Delta delta_;     // and what is still to be added to it
+  Tensor gated_;    // what the output projection reads
+  Tensor v_first_;  // where operators made it
+};
+
+// Matrices of one 16-bit type, and everything where loads of 16 bytes want it.
+void check_weights(const ModelWeights& model) {
+  const ScalarType type = model.head.scalar_type();
+  if (type != ScalarType::Half && type != ScalarType::BFloat16) {
+    fail(kOp, std::string("weights: the head has dtype ") + dtype_text(type) + "; it must be float16 or bfloat16");
+  }
+  const auto check = [&](size_t layer, const char* name, const Tensor& t) {
+    if (t.scalar_type() == type && aligned16(t.const_data_ptr())) return;
+    fail(kOp, "layers[" + std::to_string(layer) + "]." + name + " must have the dtype of the head, " +
+                  dtype_text(type) + ", and begin on a boundary of 16 bytes");
+  };
+  for (size_t i = 0; i < model.layers.size(); i++) {
+    const TimeMixWeights& w = model.layers[i].time;
+    check(i, "receptance", w.receptance), check(i, "key", w.key), check(i, "value", w.value);
+    check(i, "w1", w.w1), check(i, "w2", w.w2), check(i, "a1", w.a1), check(i, "a2", w.a2);
+    check(i, "g1", w.g1), check(i, "g2", w.g2), check(i, "output", w.output);
+    if (!model.layers[i].first) check(i, "v1", w.v1), check(i, "v2", w.v2);
+    check(i, "ffn.key", model.layers[i].channel.key), check(i, "ffn.value_t", model.layers[i].channel.value_t);
+  }
+}
+
+Flow make_flow(const ModelWeights& model, const Tensor& x) {
+  int64_t ranks = 0, ffn = 0;
+  for (const LayerWeights& layer : model.layers) {
+    const TimeMixWeights& w = layer.time;
+    ranks = std::max(ranks, w.w1.size(0) + w.a1.size(0) + w.g1.size(0) + (layer.first ? 0 : w.v1.size(0)));
+    ffn = std::max(ffn, layer.channel.key.size(0));
+  }
+  return Flow(x, model.head.scalar_type(), x.size(0), x.size(1), ranks, ffn);
+}
+
+Tensor forward_cuda(const Tensor& x, const std::vector<Tensor>& weights, const Tensor& shift, const Tensor& wkv,
+                    const Tensor& rows, const std::optional<Tensor>& cu_seqlens, bool last_only) {
+  check_forward(x, shift, wkv, rows, cu_seqlens);
+  if (x.size(1) > 4 * kNormThreads * kMostVectors) {
+    fail(kOp, "x has shape " + shape_text(x) + "; C must be at most " + std::to_string(4 * kNormThreads * kMostVectors));
+  }
+  const Launch launch(kOp, x);
+  const ModelWeights model = read_model(kOp, weights, x, shift.size(0));
+  check_weights(model);
+  const Tensor tokens = as_contiguous(x), row = as_contiguous(rows);
+  const std::optional<Tensor> starts = as_contiguous(cu_seqlens);
+  const int64_t count = last_only ? rows.size(0) : x.size(0);
+  const Tensor logits = torch::stable::new_empty(x, {count, model.head.size(0)}, ScalarType::Float);
+  if (x.size(0) == 0 || count == 0) return logits;
+  const Flow flow = make_flow(model, x);
+  const auto run = [&](auto w) {
+    Forward<decltype(w)>(launch, model, tokens, shift, wkv, row, starts, flow).run(last_only, logits);
+  };
+  if (model.head.scalar_type() == ScalarType::Half) {
+    run(Half{});
+  } else {
+    run(BFloat16{});
+  }
+  return logits;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) { m.impl("forward_", TORCH_BOX(&forward_cuda)); }
+
+}  // namespace cog_rwkv

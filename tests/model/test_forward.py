@@ -1,0 +1,214 @@
+"""ops.forward_: a step of the whole model in one call on CUDA, against float64 and against the operators one by one."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import cog_rwkv_ops as ops
+from model import checkpoint
+from model.rwkv7 import RWKV7
+from model.state import StatePool
+from tests import tiny
+from tests.plain import Plain
+
+HALVES = [torch.float16, torch.bfloat16]
+SHAPE = tiny.Shape(layers=3, width=320, ranks=(32, 64, 32, 96), vocab=544)
+WIDE = tiny.Shape(layers=2, width=2048, ranks=(96, 96, 64, 256), vocab=1024)
+
+
+def models(path, dtype: torch.dtype, shape: tiny.Shape = SHAPE) -> tuple[RWKV7, RWKV7, dict[str, Tensor]]:
+    tensors = tiny.tensors(shape, dtype)
+    torch.save(tensors, path / "model.pth")
+    found = checkpoint.load(path / "model.pth")
+    tuned = RWKV7.load(found, "cuda", dtype, progress=False, tuned=True)
+    return tuned, RWKV7.load(found, "cuda", dtype, progress=False), tensors
+
+
+def filled(model: RWKV7, rows: int, dtype: torch.dtype = torch.float32) -> StatePool:
+    pool, random = StatePool(model.config, rows, "cuda", dtype), torch.Generator().manual_seed(rows)
+    pool.wkv.copy_(torch.randn(pool.wkv.shape, generator=random) * 0.3)
+    pool.shift.copy_(torch.randn(pool.shift.shape, generator=random))
+    return pool
+
+
+def copied(pool: StatePool, model: RWKV7) -> StatePool:
+    other = StatePool(model.config, pool.rows, "cuda", pool.wkv.dtype)
+    other.wkv.copy_(pool.wkv)
+    other.shift.copy_(pool.shift)
+    return other
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def batch(lengths: list[int], seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 500, (sum(lengths),), generator=random)
+    rows = torch.randperm(len(lengths) + 2, generator=random)[: len(lengths)]
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    return ids.cuda(), rows.cuda(), ends.cuda()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_logits_against_float64(tmp_path, dtype: torch.dtype) -> None:
+    """Prompts and single steps: error at most 1.5x that of a plain forward in the same dtype."""
+    tuned, _, tensors = models(tmp_path, dtype)
+    ids, _, _ = batch([150])
+    want, plain = Plain(tensors, torch.float64)(ids.tolist())[0], Plain(tensors, dtype)(ids.tolist())[0]
+    rows, pool = torch.tensor([1], device="cuda"), StatePool(tuned.config, 2, "cuda")
+    whole = tuned.forward(ids, pool, rows, torch.tensor([0, 150], device="cuda"), last_only=False)
+    assert error(whole.cpu(), want) <= 1.5 * error(plain, want)
+    pool = StatePool(tuned.config, 2, "cuda")
+    one = torch.tensor([0, 1], device="cuda")
+    steps = torch.cat([tuned.forward(ids[i : i + 1], pool, rows, one) for i in range(150)])
+    assert error(steps.cpu(), want) <= 1.5 * error(plain, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("state", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_token_each_is_near_the_operators(tmp_path, dtype: torch.dtype, state: torch.dtype) -> None:
+    """Every kernel that the number of tokens chooses; states of rows that are not in the batch stay as they are."""
+    tuned, plain, _ = models(tmp_path, dtype)
+    close = 0.02 if dtype == torch.float16 else 0.1
+    for n in (1, 2, 3, 8, 9, 16, 17, 33, 64, 65, 130):
+        ids, rows, ends = batch([1] * n)
+        before = filled(tuned, n + 2, state)
+        one, other = copied(before, tuned), copied(before, tuned)
+        got, want = tuned.forward(ids, one, rows, ends), plain.forward(ids, other, rows, ends)
+        assert error(got, want) < close, n
+        assert error(one.wkv, other.wkv) < close and error(one.shift, other.shift) < close, n
+        idle = [row for row in range(n + 2) if row not in rows.tolist()]
+        assert torch.equal(one.wkv[:, idle], before.wkv[:, idle])
+        assert torch.equal(one.shift[:, :, idle], before.shift[:, :, idle])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("lengths", [[5], [1, 7, 200, 3, 64, 65], [1, 1, 1, 90], [0, 4, 0, 1], [700, 1, 33]], ids=str)
+def test_packed_sequences_are_near_the_operators(tmp_path, dtype: torch.dtype, lengths: list[int]) -> None:
+    tuned, plain, _ = models(tmp_path, dtype)
+    close = 0.02 if dtype == torch.float16 else 0.1
+    ids, rows, ends = batch(lengths)
+    before = filled(tuned, len(lengths) + 2)
+    one, other = copied(before, tuned), copied(before, tuned)
+    got = tuned.forward(ids, one, rows, ends, last_only=False)
+    want = plain.forward(ids, other, rows, ends, last_only=False)
+    assert error(got, want) < close
+    assert error(one.wkv, other.wkv) < close and error(one.shift, other.shift) < close
+    if all(lengths):
+        last = tuned.forward(ids, copied(before, tuned), rows, ends)
+        assert error(last, want[ends[1:] - 1]) < close
+
+
+@pytest.mark.gpu
+def test_wide_layers(tmp_path) -> None:
+    """Several blocks a token, and several tokens a block."""
+    tuned, plain, _ = models(tmp_path, torch.float16, WIDE)
+    for lengths in ([1], [1] * 5, [3000, 1, 500]):
+        ids, rows, ends = batch(lengths)
+        before = filled(tuned, len(lengths) + 2)
+        one, other = copied(before, tuned), copied(before, tuned)
+        assert error(tuned.forward(ids, one, rows, ends), plain.forward(ids, other, rows, ends)) < 0.02
+        assert error(one.wkv, other.wkv) < 0.02 and error(one.shift, other.shift) < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.acceptance(11)
+def test_the_same_bytes_every_time_and_beside_others(tmp_path) -> None:
+    tuned, _, _ = models(tmp_path, torch.float16)
+    ids, rows, ends = batch([1] * 6)
+    before = filled(tuned, 8)
+    first = tuned.forward(ids, copied(before, tuned), rows, ends)
+    assert torch.equal(first, tuned.forward(ids, copied(before, tuned), rows, ends))
+    turned = tuned.forward(ids.flip(0), copied(before, tuned), rows.flip(0), ends)
+    assert torch.equal(first, turned.flip(0))
+
+
+@pytest.mark.gpu
+def test_padding_changes_nothing(tmp_path) -> None:
+    tuned, _, _ = models(tmp_path, torch.float16)
+    ids, rows, ends = batch([1] * 5)
+    before = filled(tuned, 7)
+    alone, padded = copied(before, tuned), copied(before, tuned)
+    want = tuned.forward(ids, alone, rows, ends)
+    nothing = torch.full((3,), -1, device="cuda")
+    got = tuned.forward(torch.cat([ids, ids[:3]]), padded, torch.cat([rows, nothing]), torch.arange(9, device="cuda"))
+    assert torch.isfinite(got).all()
+    assert torch.equal(got[:5], want)
+    assert torch.equal(alone.wkv, padded.wkv) and torch.equal(alone.shift, padded.shift)
+
+
+@pytest.mark.gpu
+def test_a_row_outside_of_the_pool_gives_nan_and_harms_nobody(tmp_path) -> None:
+    tuned, _, _ = models(tmp_path, torch.float16)
+    ids, rows, ends = batch([1] * 3)
+    before = filled(tuned, 5)
+    good, bad = copied(before, tuned), copied(before, tuned)
+    want = tuned.forward(ids, good, rows, ends)
+    wrong = rows.clone()
+    wrong[1] = 1000
+    got = tuned.forward(ids, bad, wrong, ends)
+    assert torch.equal(got[[0, 2]], want[[0, 2]]) and got[1].isnan().all()
+    assert torch.equal(bad.wkv[:, int(rows[1])], before.wkv[:, int(rows[1])])
+
+
+@pytest.mark.gpu
+def test_in_a_cuda_graph(tmp_path) -> None:
+    tuned, _, _ = models(tmp_path, torch.float16)
+    ids, rows, ends = batch([1] * 4)
+    before = filled(tuned, 6)
+    eager, replayed = copied(before, tuned), copied(before, tuned)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        tuned.forward(ids, copied(before, tuned), rows, ends)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    static, where = ids.clone(), rows.clone()
+    with torch.cuda.graph(graph):
+        logits = tuned.forward(static, replayed, where, ends)
+    replayed.wkv.copy_(before.wkv)
+    replayed.shift.copy_(before.shift)
+    for step in range(5):
+        now = (ids + step) % 500
+        static.copy_(now)
+        graph.replay()
+        assert torch.equal(logits, tuned.forward(now, eager, rows, ends)), step
+    assert torch.equal(eager.wkv, replayed.wkv) and torch.equal(eager.shift, replayed.shift)
+
+
+def test_what_it_takes() -> None:
+    x = torch.zeros(1, 128)
+    assert not ops.can_forward([torch.zeros(32, 128, dtype=torch.float16)]), "there is no CPU kernel"
+    with pytest.raises(NotImplementedError):
+        ops.forward_(x, [], torch.zeros(1, 2, 1, 128), torch.zeros(1, 1, 2, 64, 64), torch.zeros(1, dtype=torch.int64))
+
+
+def test_shapes_without_running() -> None:
+    with torch.device("meta"):
+        x, head = torch.zeros(6, 128), torch.zeros(100, 128)
+        shift, wkv = torch.zeros(1, 2, 4, 128), torch.zeros(1, 4, 2, 64, 64)
+        rows, ends = torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+        assert ops.forward_(x, [head], shift, wkv, rows, ends).shape == (2, 100)
+        assert ops.forward_(x, [head], shift, wkv, rows, ends, last_only=False).shape == (6, 100)
+
+
+@pytest.mark.gpu
+def test_wrong_arguments_are_named(tmp_path) -> None:
+    tuned, _, _ = models(tmp_path, torch.float16)
+    pool, rows = StatePool(tuned.config, 2, "cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    x, weights = torch.zeros(1, tuned.config.width, device="cuda"), list(tuned._weights)
+    with pytest.raises(RuntimeError, match="rows has"):
+        ops.forward_(x, weights, pool.shift, pool.wkv, rows.expand(2))
+    with pytest.raises(RuntimeError, match="cu_seqlens has"):
+        ops.forward_(x, weights, pool.shift, pool.wkv, rows, rows)
+    with pytest.raises(RuntimeError, match="weights ends before"):
+        ops.forward_(x, weights[:-1], pool.shift, pool.wkv, rows)
+    with pytest.raises(RuntimeError, match=r"layers\[0\]\.receptance"):
+        ops.forward_(x, [w.float() if i == 3 else w for i, w in enumerate(weights)], pool.shift, pool.wkv, rows)
+    with pytest.raises(RuntimeError, match="the head has dtype float32"):
+        ops.forward_(x, [*weights[:-1], weights[-1].float()], pool.shift, pool.wkv, rows)
+    with pytest.raises(RuntimeError, match="wkv must be contiguous"):
+        ops.forward_(x, weights, pool.shift, pool.wkv.transpose(3, 4), rows)

@@ -142,7 +142,7 @@ class RWKV7:
         With ``host_embedding`` the embedding stays in pinned host memory, where a CUDA device reads a row a token.
         ``tuned``: on CUDA with 16-bit matrices, whole steps by ``ops.forward_``.
         """
-        weights = Weights(checkpoint.tensors, torch.device(device), dtype, progress, host_embedding)
+        weights = Weights(checkpoint.tensors, torch.device(device), dtype, progress, host_embedding, pinned=tuned)
         try:
             return cls(checkpoint.config, weights, tuned)
         finally:

@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import cog_rwkv_ops as ops
+from model.upload import Upload
 
 
 class Weights:
@@ -18,6 +19,7 @@ class Weights:
     Matrices are cast to ``dtype`` (None keeps the dtype in which each is stored), vectors to float32. On the CPU the
     matrices are copied into huge pages: decoding reads all of them for each token, and small pages cost bandwidth.
     With ``tables_on_host`` a table stays in host memory, pinned, so that a CUDA device reads its rows from there.
+    With ``pinned`` large tensors go to a CUDA device by ``Upload``.
     """
 
     def __init__(
@@ -27,20 +29,22 @@ class Weights:
         dtype: torch.dtype | None,
         progress: bool = True,
         tables_on_host: bool = False,
+        pinned: bool = False,
     ) -> None:
         self.device = device
         self._tensors, self._dtype, self._pin_tables = tensors, dtype, tables_on_host and device.type != "cpu"
         self._memory = _HugePages()
+        self._upload = Upload(device) if pinned and device.type == "cuda" else None
         label = f"weights to {device}"
         self._bar = tqdm(total=len(tensors), desc=label, unit="tensor", disable=not progress, file=sys.stderr)
 
     def vector(self, name: str) -> Tensor:
         """The tensor as float32 [n], whatever its published shape ([n], [1, 1, n] or [heads, 64])."""
-        return self._take(name).to(self.device, torch.float32, copy=True).flatten()
+        return self._there(name).to(torch.float32, copy=True).flatten()
 
     def matrix(self, name: str) -> Tensor:
         """The tensor as it is published: [out, in], or [vocab, width] for the embedding."""
-        return self._place(self._take(name).to(self.device))
+        return self._place(self._there(name))
 
     def table(self, name: str) -> Tensor:
         """A matrix, as it is published, of which a step reads a row a token: for ``cog_rwkv_ops.host_gather``."""
@@ -51,11 +55,11 @@ class Weights:
 
     def matrix_t(self, name: str) -> Tensor:
         """The transposed tensor, row-major."""
-        return self._place(self._take(name).to(self.device).t())
+        return self._place(self._there(name).t())
 
     def product(self, name: str) -> Tensor:
         """A matrix [out, in] that is only ever multiplied by: on the CPU packed, where it is bfloat16 and can be."""
-        matrix = self._take(name).to(self.device, self._dtype)
+        matrix = self._there(name).to(dtype=self._dtype)
         if matrix.device.type == "cpu" and matrix.dtype == torch.bfloat16 and matrix.shape[1] % 128 == 0:
             matrix = matrix if (packed := ops.pack_bfloat16(matrix)) is None else packed
             return self._memory.empty(matrix.shape, matrix.dtype).copy_(matrix)
@@ -72,6 +76,10 @@ class Weights:
     def _take(self, name: str) -> Tensor:
         self._bar.update()
         return self._tensors[name]
+
+    def _there(self, name: str) -> Tensor:
+        tensor = self._take(name)
+        return tensor.to(self.device) if self._upload is None else self._upload(tensor)
 
     def _place(self, tensor: Tensor) -> Tensor:
         dtype = self._dtype or tensor.dtype

@@ -21,6 +21,7 @@ from model.settings import Settings
 from model.state import SavedState, StatePool
 from model.stepper import Flight, Stepper
 from model.tiers import StateTiers
+from model.upload import Upload
 from tests import tiny
 from tests.model.test_numbers import rigged
 
@@ -228,3 +229,12 @@ def test_weights_past_the_range_of_float16_are_read_with_care(tmp_path: Path) ->
         replies[-1].append(list(engine.submit([9], GREEDY, 8, start=state)))
         engine.close()
     assert replies[0] == replies[1]
+
+
+def test_weights_go_to_the_device_through_pinned_buffers() -> None:
+    upload, random = Upload(torch.device("cuda")), torch.Generator().manual_seed(1)
+    for shape in ((3,), (0, 5), (700, 1001), (5000, 20011), (1, 200 * MIB)):
+        tensor = torch.randint(0, 256, shape, dtype=torch.uint8, generator=random)
+        for one in (tensor, tensor.t(), tensor[1:], tensor.half() if tensor.numel() < 10**7 else tensor):
+            there = upload(one)
+            assert there.is_contiguous() and torch.equal(there.cpu(), one)

@@ -1,4 +1,4 @@
-"""Large tensors from the host's memory to a CUDA device: through pinned buffers, filled by all cores while the bus works.
+"""Large tensors from host memory to a CUDA device: through pinned buffers, filled by all cores while the bus works.
 
 A copy from ordinary memory goes through one small buffer of the driver and one core, at a fraction of the bus.
 """

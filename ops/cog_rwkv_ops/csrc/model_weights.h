@@ -66,7 +66,7 @@ class WeightReader {
   void end() const {
     if (at_ == list_.size()) return;
     fail(op_, "weights has " + std::to_string(list_.size()) + " tensors; the layers of shift and the head need " +
-                        std::to_string(at_));
+                  std::to_string(at_));
   }
 
  private:

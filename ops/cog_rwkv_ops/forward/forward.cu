@@ -6,6 +6,7 @@
 #include "calls.cuh"
 #include "heads.cuh"
 #include "norm_shift.cuh"
+#include "prepare.cuh"
 
 namespace cog_rwkv {
 namespace {
@@ -29,8 +30,9 @@ struct Flow {
   Tensor hidden;     // W, what low-rank projections have in the middle: [n, rank] each, one after the other
   Tensor v_first, gated, keys, out;  // W [n, c], [n, c], [n, ffn], [n, c]
   Tensor partial;                    // float32 [slices, n, c]
+  std::optional<Tensor> prepared;    // W [5, n, c], where sequences are packed
 
-  Flow(const Tensor& like, ScalarType type, int64_t n, int64_t c, int64_t ranks, int64_t ffn) {
+  Flow(const Tensor& like, ScalarType type, bool packed, int64_t n, int64_t c, int64_t ranks, int64_t ffn) {
     const auto floats = [&](std::initializer_list<int64_t> s) {
       return torch::stable::new_empty(like, {s.begin(), s.end()}, ScalarType::Float);
     };
@@ -40,6 +42,7 @@ struct Flow {
     x[0] = floats({n, c}), x[1] = floats({n, c});
     mixed = halves({6, n, c}), projected = halves({kProjections, n, c}), hidden = halves({n * ranks});
     v_first = halves({n, c}), gated = halves({n, c}), keys = halves({n, ffn}), out = halves({n, c});
+    if (packed) prepared = halves({5, n, c});
     partial = floats({n <= kSparseTokens ? kMaxSlices : 1, n, c});
   }
 };
@@ -62,8 +65,8 @@ class Forward {
         rows_(rows),
         cu_seqlens_(cu_seqlens),
         f_(flow),
-        t_{x.size(0),    x.size(1), rows.size(0), shift.size(2), data<int64_t>(rows),
-           cu_seqlens ? data<int64_t>(*cu_seqlens) : nullptr},
+        t_{x.size(0),     x.size(1),           rows.size(0),
+           shift.size(2), data<int64_t>(rows), cu_seqlens ? data<int64_t>(*cu_seqlens) : nullptr},
         type_(model.head.scalar_type()),
         x_(data<float>(x)),
         gated_(flow.gated) {
@@ -80,8 +83,8 @@ class Forward {
     if (!last_only) end.cu_seqlens = nullptr;
     end.out = mutable_data<W>(f_.gated);
     norm_rows(kOp, stream_, end, count, multiprocessors_);
-    const Product head{end.out, data<W>(model_.head), nullptr, mutable_data<float>(logits),
-                       logits.size(1), t_.c, Epilogue::none, true};
+    const Product head{end.out, data<W>(model_.head), nullptr, mutable_data<float>(logits), logits.size(1),
+                       t_.c,    Epilogue::none,       true};
     products(kOp, stream_, type_, &head, 1, count);
   }
 
@@ -93,13 +96,12 @@ class Forward {
     if (cu_seqlens_) {
       read_heads(layer, w, weights.first);
     } else {
-      dispatch_float_or_half(wkv_.scalar_type(), [&](auto s) {
-        step_heads<typename decltype(s)::type>(layer, w, weights.first);
-      });
+      dispatch_float_or_half(wkv_.scalar_type(),
+                             [&](auto s) { step_heads<typename decltype(s)::type>(layer, w, weights.first); });
     }
     if (t_.n > kSparseTokens) return multiply(gated_, torch::stable::transpose(w.output, 0, 1), 1.0f);
-    const Product output{data<W>(gated_), data<W>(w.output), nullptr, mutable_data<float>(f_.partial), t_.c, t_.c,
-                         Epilogue::none, true};
+    const Product output{
+        data<W>(gated_), data<W>(w.output), nullptr, mutable_data<float>(f_.partial), t_.c, t_.c, Epilogue::none, true};
     products(kOp, stream_, type_, &output, 1, t_.n);
     delta_ = {data<float>(f_.partial), 1, false, 1.0f};
   }
@@ -108,8 +110,8 @@ class Forward {
     constexpr float scale = kKeyScale<W>, back = 1.0f / (scale * scale);
     shift(layer, 1, w.norm_weight, w.norm_bias, w.mix, scale);
     const int64_t ffn = w.key.size(0);
-    const Product key{mixed(0), data<W>(w.key), nullptr, mutable_data<W>(f_.keys), ffn, t_.c,
-                      Epilogue::squared_relu, false};
+    const Product key{mixed(0), data<W>(w.key),         nullptr, mutable_data<W>(f_.keys), ffn,
+                      t_.c,     Epilogue::squared_relu, false};
     products(kOp, stream_, type_, &key, 1, t_.n);
     if (t_.n > kSparseTokens) return multiply(f_.keys, w.value_t, back);
     float* partial = mutable_data<float>(f_.partial);
@@ -147,25 +149,24 @@ class Forward {
   void project(const TimeMixWeights& w, bool first) {
     Product jobs[kMaxProducts];
     int count = 0;
-    const auto add = [&](const W* x, const Tensor& weight, const Tensor* bias, W* out, Epilogue f) {
-      jobs[count++] = {x, data<W>(weight), bias ? data<float>(*bias) : nullptr, out, weight.size(0), weight.size(1), f,
-                       false};
+    const auto add = [&](const W* x, const Tensor& weight, W* out, Epilogue f) {
+      jobs[count++] = {x, data<W>(weight), nullptr, out, weight.size(0), weight.size(1), f, false};
       return out + t_.n * weight.size(0);
     };
-    add(mixed(kMixR), w.receptance, nullptr, projected(kRecept), Epilogue::none);
-    add(mixed(kMixK), w.key, nullptr, projected(kKey), Epilogue::none);
-    add(mixed(kMixV), w.value, nullptr, projected(kValue), Epilogue::none);
+    add(mixed(kMixR), w.receptance, projected(kRecept), Epilogue::none);
+    add(mixed(kMixK), w.key, projected(kKey), Epilogue::none);
+    add(mixed(kMixV), w.value, projected(kValue), Epilogue::none);
     W* const decay = mutable_data<W>(f_.hidden);
-    W* const rate = add(mixed(kMixW), w.w1, nullptr, decay, Epilogue::tanh);
-    W* const gate = add(mixed(kMixA), w.a1, nullptr, rate, Epilogue::none);
-    W* const mix = add(mixed(kMixG), w.g1, nullptr, gate, Epilogue::sigmoid);
-    if (!first) add(mixed(kMixV), w.v1, nullptr, mix, Epilogue::none);
+    W* const rate = add(mixed(kMixW), w.w1, decay, Epilogue::tanh);
+    W* const gate = add(mixed(kMixA), w.a1, rate, Epilogue::none);
+    W* const mix = add(mixed(kMixG), w.g1, gate, Epilogue::sigmoid);
+    if (!first) add(mixed(kMixV), w.v1, mix, Epilogue::none);
     products(kOp, stream_, type_, jobs, count, t_.n);
     count = 0;
-    add(decay, w.w2, &w.w0, projected(kDecay), Epilogue::none);
-    add(rate, w.a2, &w.a0, projected(kRate), Epilogue::none);
-    add(gate, w.g2, nullptr, projected(kGate), Epilogue::none);
-    if (!first) add(mix, w.v2, &w.v0, projected(kValueMix), Epilogue::none);
+    add(decay, w.w2, projected(kDecay), Epilogue::none);
+    add(rate, w.a2, projected(kRate), Epilogue::none);
+    add(gate, w.g2, projected(kGate), Epilogue::none);
+    if (!first) add(mix, w.v2, projected(kValueMix), Epilogue::none);
     products(kOp, stream_, type_, jobs, count, t_.n);
   }
 
@@ -181,6 +182,9 @@ class Forward {
                            .g = projected(kGate),
                            .v_mix = first ? nullptr : projected(kValueMix),
                            .v_first = mutable_data<W>(f_.v_first),
+                           .w0 = data<float>(w.w0),
+                           .a0 = data<float>(w.a0),
+                           .v0 = first ? nullptr : data<float>(w.v0),
                            .k_k = data<float>(w.k_k),
                            .k_a = data<float>(w.k_a),
                            .r_k = data<float>(w.r_k),
@@ -198,16 +202,33 @@ class Forward {
 
   // Packed sequences of any length, by the operators that are there for them.
   void read_heads(int64_t layer, const TimeMixWeights& w, bool first) {
-    const auto part = [&](int i) { return torch::stable::select(f_.projected, 0, i); };
-    std::optional<Tensor> v_first, v_mix;
-    if (!first) v_first = v_first_, v_mix = part(kValueMix);
-    const auto [k, v, minus_kk, kk_a] = call<4>("cog_rwkv::time_mix_prepare", "", part(kKey), part(kValue),
-                                                   part(kRate), w.k_k, w.k_a, v_first, v_mix);
-    if (first) v_first_ = v;
-    const auto [y] = call<1>("cog_rwkv::wkv7_", "", part(kRecept), part(kDecay), k, v, minus_kk, kk_a,
-                                torch::stable::select(wkv_, 0, layer), rows_, *cu_seqlens_);
-    const auto [out] = call<1>("cog_rwkv::time_mix_output", "", y, part(kRecept), k, v, part(kGate), w.r_k,
-                                  w.group_weight, w.group_bias, static_cast<double>(kGroupNormEps));
+    W* const made = mutable_data<W>(*f_.prepared);
+    const int64_t size = t_.n * t_.c;
+    const Prepare<W> p{.k = projected(kKey),
+                       .v = projected(kValue),
+                       .a = projected(kRate),
+                       .w = projected(kDecay),
+                       .v_mix = first ? nullptr : projected(kValueMix),
+                       .v_first = mutable_data<W>(f_.v_first),
+                       .a0 = data<float>(w.a0),
+                       .w0 = data<float>(w.w0),
+                       .v0 = first ? nullptr : data<float>(w.v0),
+                       .k_k = data<float>(w.k_k),
+                       .k_a = data<float>(w.k_a),
+                       .k_out = made,
+                       .v_out = made + size,
+                       .minus_kk = made + 2 * size,
+                       .kk_a = made + 3 * size,
+                       .w_out = made + 4 * size,
+                       .count = t_.n * (t_.c / kHead),
+                       .heads = t_.c / kHead};
+    prepare(kOp, stream_, p);
+    const auto part = [&](const Tensor& t, int i) { return torch::stable::select(t, 0, i); };
+    const Tensor r = part(f_.projected, kRecept), k = part(*f_.prepared, 0), v = part(*f_.prepared, 1);
+    const auto [y] = call<1>("cog_rwkv::wkv7_", "", r, part(*f_.prepared, 4), k, v, part(*f_.prepared, 2),
+                             part(*f_.prepared, 3), torch::stable::select(wkv_, 0, layer), rows_, *cu_seqlens_);
+    const auto [out] = call<1>("cog_rwkv::time_mix_output", "", y, r, k, v, part(f_.projected, kGate), w.r_k,
+                               w.group_weight, w.group_bias, static_cast<double>(kGroupNormEps));
     gated_ = out;
   }
 
@@ -225,7 +246,6 @@ class Forward {
   const float* x_;  // the residual stream
   Delta delta_;     // and what is still to be added to it
   Tensor gated_;    // what the output projection reads
-  Tensor v_first_;  // where operators made it
 };
 
 // Matrices of one 16-bit type, and everything where loads of 16 bytes want it.
@@ -249,21 +269,22 @@ void check_weights(const ModelWeights& model) {
   }
 }
 
-Flow make_flow(const ModelWeights& model, const Tensor& x) {
+Flow make_flow(const ModelWeights& model, const Tensor& x, bool packed) {
   int64_t ranks = 0, ffn = 0;
   for (const LayerWeights& layer : model.layers) {
     const TimeMixWeights& w = layer.time;
     ranks = std::max(ranks, w.w1.size(0) + w.a1.size(0) + w.g1.size(0) + (layer.first ? 0 : w.v1.size(0)));
     ffn = std::max(ffn, layer.channel.key.size(0));
   }
-  return Flow(x, model.head.scalar_type(), x.size(0), x.size(1), ranks, ffn);
+  return Flow(x, model.head.scalar_type(), packed, x.size(0), x.size(1), ranks, ffn);
 }
 
 Tensor forward_cuda(const Tensor& x, const std::vector<Tensor>& weights, const Tensor& shift, const Tensor& wkv,
                     const Tensor& rows, const std::optional<Tensor>& cu_seqlens, bool last_only) {
   check_forward(x, shift, wkv, rows, cu_seqlens);
   if (x.size(1) > 4 * kNormThreads * kMostVectors) {
-    fail(kOp, "x has shape " + shape_text(x) + "; C must be at most " + std::to_string(4 * kNormThreads * kMostVectors));
+    fail(kOp,
+         "x has shape " + shape_text(x) + "; C must be at most " + std::to_string(4 * kNormThreads * kMostVectors));
   }
   const Launch launch(kOp, x);
   const ModelWeights model = read_model(kOp, weights, x, shift.size(0));
@@ -273,7 +294,7 @@ Tensor forward_cuda(const Tensor& x, const std::vector<Tensor>& weights, const T
   const int64_t count = last_only ? rows.size(0) : x.size(0);
   const Tensor logits = torch::stable::new_empty(x, {count, model.head.size(0)}, ScalarType::Float);
   if (x.size(0) == 0 || count == 0) return logits;
-  const Flow flow = make_flow(model, x);
+  const Flow flow = make_flow(model, x, starts.has_value());
   const auto run = [&](auto w) {
     Forward<decltype(w)>(launch, model, tokens, shift, wkv, row, starts, flow).run(last_only, logits);
   };

@@ -10,12 +10,13 @@ namespace cog_rwkv {
 // W is the dtype of the activations, S that of the states.
 template <class W, class S>
 struct HeadStep {
-  const W *r, *w, *k, *v, *a, *g, *v_mix;             // [n, heads, 64], before tanh', sigmoid and the like; v_mix null
-  W* v_first;                                         // in the first layer, where v_first is written; else it is read
-  const float *k_k, *k_a, *r_k, *weight, *bias;       // [heads, 64]
-  S* state;                                           // rows of [heads, 64, 64], `stride` apart
-  const int64_t* rows;                                // [n]
-  W* out;                                             // [n, heads, 64]
+  const W *r, *w, *k, *v, *a, *g, *v_mix;        // [n, heads, 64], before tanh', sigmoid and the like; v_mix null
+  W* v_first;                                    // in the first layer, where v_first is written; else it is read
+  const float *w0, *a0, *v0;                     // [heads, 64], to be added to w, a and v_mix
+  const float *k_k, *k_a, *r_k, *weight, *bias;  // [heads, 64]
+  S* state;                                      // rows of [heads, 64, 64], `stride` apart
+  const int64_t* rows;                           // [n]
+  W* out;                                        // [n, heads, 64]
   int64_t heads, pool_rows, stride;
   float eps;
 };
@@ -24,19 +25,23 @@ struct HeadStep {
 struct HeadInputs {
   float in[6][kHead];  // as stepwise.cuh has them: r, decay, k, v, -kk, kk * a
   float y[kHead];
+  float weight[kHead], bias[kHead];  // of the group norm
 };
 
 // The weights of two channels of a head, lane and lane + 32, and what the end needs of a token's inputs.
 struct HeadLane {
-  float k_k[2], k_a[2], r_k[2], weight[2], bias[2], gate[2], bonus;
+  float w0[2], a0[2], v0[2], k_k[2], k_a[2], r_k[2], gate[2], bonus;
 };
 
 template <class W, class S>
-__device__ __forceinline__ void load_weights(const HeadStep<W, S>& p, HeadLane& l, int64_t head, int lane) {
+__device__ __forceinline__ void load_weights(const HeadStep<W, S>& p, HeadLane& l, HeadInputs& shared, int64_t head,
+                                             int lane) {
 #pragma unroll
   for (int j = 0; j < 2; j++) {
     const int64_t c = head * kHead + j * 32 + lane;
-    l.k_k[j] = p.k_k[c], l.k_a[j] = p.k_a[c], l.r_k[j] = p.r_k[c], l.weight[j] = p.weight[c], l.bias[j] = p.bias[c];
+    l.w0[j] = p.w0[c], l.a0[j] = p.a0[c], l.v0[j] = p.v_mix == nullptr ? 0.0f : p.v0[c];
+    l.k_k[j] = p.k_k[c], l.k_a[j] = p.k_a[c], l.r_k[j] = p.r_k[c];
+    shared.weight[j * 32 + lane] = p.weight[c], shared.bias[j * 32 + lane] = p.bias[c];
   }
 }
 
@@ -53,16 +58,16 @@ __device__ __forceinline__ void prepare_head(const HeadStep<W, S>& p, HeadLane& 
     if (p.v_mix == nullptr) {
       p.v_first[at + c] = static_cast<W>(v);
     } else {
-      v += (static_cast<float>(p.v_first[at + c]) - v) * sigmoid(static_cast<float>(p.v_mix[at + c]));
+      v += (static_cast<float>(p.v_first[at + c]) - v) * sigmoid(static_cast<float>(p.v_mix[at + c]) + l.v0[j]);
     }
-    rate[j] = sigmoid(static_cast<float>(p.a[at + c]));
+    rate[j] = sigmoid(static_cast<float>(p.a[at + c]) + l.a0[j]);
     kk[j] = k * l.k_k[j];
     squares += kk[j] * kk[j];
     const float key = k * (1.0f + (rate[j] - 1.0f) * l.k_a[j]);
     bonus += r * key * l.r_k[j];
     l.gate[j] = static_cast<float>(p.g[at + c]);
     shared.in[kR][c] = r;
-    shared.in[kW][c] = expf(-0.60653065971263342f * sigmoid(static_cast<float>(p.w[at + c])));  // e^-0.5
+    shared.in[kW][c] = expf(-0.60653065971263342f * sigmoid(static_cast<float>(p.w[at + c]) + l.w0[j]));  // e^-0.5
     shared.in[kK][c] = key;
     shared.in[kV][c] = v;
   }
@@ -87,8 +92,9 @@ __device__ __forceinline__ void finish_head(const HeadStep<W, S>& p, const HeadL
   const float scale = 1.0f / sqrtf(variance + p.eps);
 #pragma unroll
   for (int j = 0; j < 2; j++) {
-    const float normal = y[j] * scale * l.weight[j] + l.bias[j];
-    p.out[at + j * 32 + lane] = static_cast<W>((normal + l.bonus * shared.in[kV][j * 32 + lane]) * l.gate[j]);
+    const int c = j * 32 + lane;
+    const float normal = y[j] * scale * shared.weight[c] + shared.bias[c];
+    p.out[at + c] = static_cast<W>((normal + l.bonus * shared.in[kV][c]) * l.gate[j]);
   }
 }
 
@@ -104,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 4) head_step_kernel(const HeadStep<W
 #pragma unroll
   for (int j = 0; j < 4; j++) s[j] = load4(state + j * 16, true);
   HeadLane lane_values;
-  if (thread < 32) load_weights(p, lane_values, head, thread);
+  if (thread < 32) load_weights(p, lane_values, shared, head, thread);
   wait_for_previous();
   let_next_begin();
   const int64_t at = (token * p.heads + head) * kHead;

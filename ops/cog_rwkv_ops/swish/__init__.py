@@ -16,11 +16,14 @@ def swish(x: Tensor) -> Tensor:
     """x * sigmoid(x), elementwise.
 
     Args:
-        x: any shape, any strides; float32, float16, bfloat16 or float64; CPU or CUDA.
+        x: any shape, any strides;
+float32, float16, bfloat16 or float64;
+CPU or CUDA.
 
-    Returns:
-        A contiguous tensor like `x`. The half precisions are computed in float32 and rounded once. NaN stays NaN;
-        -inf gives NaN, as the formula does. Differentiable twice; the backward keeps `x` and nothing else.
+       Returns
+    : A contiguous tensor like `x`.The half precisions are computed in float32 and rounded once.NaN stays NaN;
+- inf gives NaN, as the formula does.Differentiable twice;
+the backward keeps `x` and nothing else.
 
     Raises:
         RuntimeError: the dtype of `x` is another one.

@@ -57,15 +57,15 @@ uint64_t check_products(const char* op, ScalarType type, const Product* jobs, in
 // ---- cuBLAS
 
 // out = f(sums + bias); `sums` may be `out`. One thread four values of a row.
-template <class T>
-__global__ void __launch_bounds__(256) finish_kernel(const float* sums, Product job, int64_t n) {
+template <class T, class S>
+__global__ void __launch_bounds__(256) finish_kernel(const S* sums, Product job, int64_t n) {
   wait_for_previous();
   let_next_begin();
   const int64_t quads = n * job.m / 4, step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < quads; i += step) {
-    const Vector<float, 4> v = load_vector<float, 4>(sums + i * 4);
+    const Vector<S, 4> v = load_vector<S, 4>(sums + i * 4);
     const int64_t token = i * 4 / job.m;
-    const float4 four{v.values[0], v.values[1], v.values[2], v.values[3]};
+    const float4 four = make_float4(v.values[0], v.values[1], v.values[2], v.values[3]);
     finish_rows<T>(job, four, static_cast<uint32_t>(i * 4 - token * job.m), token);
   }
 }
@@ -94,22 +94,32 @@ void library_product(const Tensor& x, const Tensor& weight_t, const Tensor& out,
   (void)torch::stable::detail::to<Tensor>(stack[0]);
 }
 
+template <class T, class S>
+void launch_finish(const char* op, cudaStream_t stream, const Tensor& sums, const Product& job, int64_t n) {
+  const dim3 grid(blocks(n * job.m / 4, 256));
+  launch_chained(op, stream, finish_kernel<T, S>, grid, dim3(256), 0, data<S>(sums), job, n);
+}
+
 template <class T>
-void launch_finish(const char* op, cudaStream_t stream, const float* sums, const Product& job, int64_t n) {
-  launch_chained(op, stream, finish_kernel<T>, dim3(blocks(n * job.m / 4, 256)), dim3(256), 0, sums, job, n);
+void library_product_of(const char* op, cudaStream_t stream, ScalarType type, const Product& job, int64_t n) {
+  const bool plain = job.f == Epilogue::none && job.bias == nullptr;
+  // The widest result of a step, a channel mix's keys, is rounded where it lies before it is squared: as much of the
+  // time of a long prompt as it would take in float32 is not worth half a bit.
+  const bool rounded = !job.float_out && (plain || (job.f == Epilogue::squared_relu && job.bias == nullptr));
+  const Tensor x = tensor_at(op, job.x, n, job.k, type, false);
+  const Tensor weight_t = tensor_at(op, job.weight, job.m, job.k, type, true);
+  const Tensor sums = rounded         ? tensor_at(op, job.out, n, job.m, type, false)
+                      : job.float_out ? tensor_at(op, job.out, n, job.m, ScalarType::Float, false)
+                                      : torch::stable::new_empty(x, {n, job.m}, ScalarType::Float);
+  library_product(x, weight_t, sums, !rounded);
+  if (plain) return;
+  if (rounded) return launch_finish<T, T>(op, stream, sums, job, n);
+  launch_finish<T, float>(op, stream, sums, job, n);
 }
 
 void library_products(const char* op, cudaStream_t stream, ScalarType type, const Product& job, int64_t n) {
-  const bool plain = job.f == Epilogue::none && job.bias == nullptr;
-  const Tensor x = tensor_at(op, job.x, n, job.k, type, false);
-  const Tensor weight_t = tensor_at(op, job.weight, job.m, job.k, type, true);
-  const bool direct = plain || job.float_out;
-  const Tensor sums = direct ? tensor_at(op, job.out, n, job.m, job.float_out ? ScalarType::Float : type, false)
-                             : torch::stable::new_empty(x, {n, job.m}, ScalarType::Float);
-  library_product(x, weight_t, sums, job.float_out || !direct);
-  if (plain) return;
-  if (type == ScalarType::Half) return launch_finish<Half>(op, stream, data<float>(sums), job, n);
-  launch_finish<BFloat16>(op, stream, data<float>(sums), job, n);
+  if (type == ScalarType::Half) return library_product_of<Half>(op, stream, type, job, n);
+  library_product_of<BFloat16>(op, stream, type, job, n);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ namespace {
 constexpr const char* kOp = "forward_";
 constexpr float kNormEps = 1e-5f, kGroupNormEps = 64e-5f;
 constexpr int64_t kSparseTokens = 16;  // up to so many, value rows of neurons that no token uses are not read
+constexpr int64_t kOwnTokens = 64;     // up to so many, products are not cuBLAS's, and float32 is no burden
 
 // relu(k)^2 leaves float16 where k is above 255. So k is a quarter of itself there, and the product gets 16 times.
 template <class W>
@@ -99,7 +100,7 @@ class Forward {
       dispatch_float_or_half(wkv_.scalar_type(),
                              [&](auto s) { step_heads<typename decltype(s)::type>(layer, w, weights.first); });
     }
-    if (t_.n > kSparseTokens) return multiply(gated_, torch::stable::transpose(w.output, 0, 1), 1.0f);
+    if (t_.n > kOwnTokens) return multiply(gated_, torch::stable::transpose(w.output, 0, 1), 1.0f);
     const Product output{
         data<W>(gated_), data<W>(w.output), nullptr, mutable_data<float>(f_.partial), t_.c, t_.c, Epilogue::none, true};
     products(kOp, stream_, type_, &output, 1, t_.n);

@@ -46,16 +46,16 @@ class _Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count(tokens: int, one_call: bool) -> Counts:
+def count(tokens: int, decode: bool = False, tuned: bool = False) -> Counts:
     """Calls by operator in a step of BATCH sequences of ``tokens`` tokens.
 
-    ``one_call``: with the operators that take a whole step (all of them take meta tensors), or else without.
+    ``decode``, ``tuned``: with ``decode_`` or ``forward_``, which take a whole step (both take meta tensors).
     """
     found = _checkpoint()
-    model = RWKV7.load(found, "meta", torch.float16, progress=False)
+    model = RWKV7.load(found, "meta", torch.float16, progress=False, tuned=tuned)
     pool = StatePool(found.config, BATCH, "meta")
     ids, rows, ends = (_indices(n) for n in (BATCH * tokens, BATCH, BATCH + 1))
-    chosen = ops.can_decode if one_call else _never
+    chosen = ops.can_decode if decode else _never
     with mock.patch.object(ops, "can_decode", chosen), _Counter() as counter:
         model.forward(ids, pool, rows, ends)
     return dict(sorted(counter.calls.items()))
@@ -70,16 +70,18 @@ def _indices(size: int) -> Tensor:
 
 
 def _checkpoint() -> Checkpoint:
-    with mock.patch.dict(synth_rwkv7.SIZES, {"counted": (LAYERS, 128, 32, 32, 16, 64)}):
+    with mock.patch.dict(synth_rwkv7.SIZES, {"counted": (LAYERS, 128, 32, 32, 32, 64)}):
         tensors = synth_rwkv7.checkpoint("counted", vocab=64)
     config = Config.from_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     return Checkpoint(Path("counted.pth"), config, tensors, None)
 
 
 CASES: dict[str, Callable[[], Counts]] = {
-    "decode": lambda: count(1, one_call=False),
-    "prefill": lambda: count(TOKENS, one_call=False),
-    "decode in one call": lambda: count(1, one_call=True),
+    "decode": lambda: count(1),
+    "prefill": lambda: count(TOKENS),
+    "decode in one call": lambda: count(1, decode=True),
+    "decode, tuned": lambda: count(1, tuned=True),
+    "prefill, tuned": lambda: count(TOKENS, tuned=True),
 }
 
 

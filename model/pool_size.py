@@ -53,7 +53,7 @@ def _try(
     device = model.device
     try:
         pool = StatePool(config, rows, device, DTYPES[settings.state_dtype])
-        sampler = Sampler(config.vocab, rows, device, allowed)
+        sampler = Sampler(config.vocab, rows, device, allowed, tuned=settings.kernels == "tuned")
         if device.type == "cuda":
             rehearse(model, pool, sampler, settings.chunk(device.type))
     except RuntimeError as error:  # an operator that finds no memory raises just that, and prints why

@@ -47,7 +47,7 @@ def open_(model: RWKV7) -> Iterator[Open]:
 
     def open_(rows: int = 4, **parameters: object) -> Engine:
         allowed = torch.ones(model.vocab_size, dtype=torch.bool)
-        sampler = Sampler(model.vocab_size, rows, model.device, allowed)
+        sampler = Sampler(model.vocab_size, rows, model.device, allowed, tuned=model.tuned)
         pool = StatePool(model.config, rows, model.device)
         graphs = DecodeGraphs(model, pool, progress=False) if model.tuned else None
         fast = {"careful": model.careful(), "graphs": graphs}
@@ -133,7 +133,8 @@ def test_states_of_texts_equal_what_the_pool_holds(model: RWKV7, open_: Open) ->
 
 
 def test_a_step_is_launched_without_waiting_for_the_device(model: RWKV7) -> None:
-    sampler = Sampler(model.vocab_size, 2, model.device, torch.ones(model.vocab_size, dtype=torch.bool))
+    allowed = torch.ones(model.vocab_size, dtype=torch.bool)
+    sampler = Sampler(model.vocab_size, 2, model.device, allowed, tuned=model.tuned)
     pool = StatePool(model.config, 2, model.device)
     stepper = Stepper(model, sampler, pool, graphs=DecodeGraphs(model, pool, progress=False) if model.tuned else None)
     params = SamplingParams(seed=1, top_p=0.5, top_k=9, presence_penalty=0.5)

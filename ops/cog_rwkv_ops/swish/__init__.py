@@ -15,20 +15,20 @@ _swish_backward = operator("swish_backward")
 def swish(x: Tensor) -> Tensor:
     """x * sigmoid(x), elementwise.
 
-    Args:
-        x: any shape, any strides;
-float32, float16, bfloat16 or float64;
-CPU or CUDA.
+        Args:
+            x: any shape, any strides;
+    float32, float16, bfloat16 or float64;
+    CPU or CUDA.
 
-       Returns
-    : A contiguous tensor like `x`.The half precisions are computed in float32 and rounded once.NaN stays NaN;
-- inf gives NaN, as the formula does.Differentiable twice;
-the backward keeps `x` and nothing else.
+           Returns
+        : A contiguous tensor like `x`.The half precisions are computed in float32 and rounded once.NaN stays NaN;
+    - inf gives NaN, as the formula does.Differentiable twice;
+    the backward keeps `x` and nothing else.
 
-    Raises:
-        RuntimeError: the dtype of `x` is another one.
+        Raises:
+            RuntimeError: the dtype of `x` is another one.
 
-    Source: Ramachandran, Zoph, Le, "Searching for Activation Functions", 2017 (arXiv:1710.05941), with beta = 1.
+        Source: Ramachandran, Zoph, Le, "Searching for Activation Functions", 2017 (arXiv:1710.05941), with beta = 1.
     """
     return _swish(x)
 

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 import cog_rwkv_ops as ops
+from benchmarks.plain import Plain
 from model import checkpoint
 from model.rwkv7 import RWKV7
 from model.state import StatePool
 from tests import tiny
-from tests.plain import Plain
 
 HALVES = [torch.float16, torch.bfloat16]
 SHAPE = tiny.Shape(layers=3, width=320, ranks=(32, 64, 32, 96), vocab=544)

@@ -128,7 +128,8 @@ print(len(names) > 4, sorted(n for n in names if not (has(n, "CUDA") and has(n, 
 """
     found = run(sys.executable, "-c", code, CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(INSTALLED.parent))
     for_cpu = [re.findall(r'operator\("(\w+)", cuda=False\)', f.read_text()) for f in INSTALLED.glob("*/__init__.py")]
-    assert found.stdout == f"True {sorted(f'cog_rwkv::{name}' for names in for_cpu for name in names)}\n", found.stderr
+    one_device = ["forward_", *(name for names in for_cpu for name in names)]  # forward_ is what decode_ is on a CPU
+    assert found.stdout == f"True {sorted(f'cog_rwkv::{name}' for name in one_device)}\n", found.stderr
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")

@@ -43,11 +43,14 @@ class DecodeGraphs:
         self._ids = torch.zeros(pool.rows, dtype=torch.int64, device=model.device)
         self._rows = torch.full_like(self._ids, PADDING)
         self._ends = torch.arange(pool.rows + 1, device=model.device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        # Graphs keep what they return: so all return it here, and share the memory of everything else.
+        self._logits = torch.empty(pool.rows, model.vocab_size, device=model.device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._memory = torch.cuda.graph_pool_handle()  # one for all: they never run at once
         for size in tqdm(self._sizes[::-1], desc="decode graphs", disable=not progress, file=sys.stderr):
             self._graphs[size] = self._capture(size)
 
+    @torch.inference_mode()
     def forward(self, ids: Tensor, rows: Tensor) -> Tensor:
         """Float32 logits [B, vocab] after one token of each of B sequences, which the next call writes over."""
         count = len(ids)
@@ -56,16 +59,16 @@ class DecodeGraphs:
         self._rows[:count].copy_(rows)
         if size > count:
             self._rows[count:size].fill_(PADDING)
-        graph, logits = self._graphs[size]
-        graph.replay()
-        return logits[:count]
+        self._graphs[size].replay()
+        return self._logits[:count]
 
-    def _capture(self, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         self._step(size)  # what a first call sets up cannot be captured
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
-            logits = self._step(size)
-        return graph, logits
+            self._step(size)
+        return graph
 
-    def _step(self, size: int) -> Tensor:
-        return self._model.forward(self._ids[:size], self._pool, self._rows[:size], self._ends[: size + 1])
+    def _step(self, size: int) -> None:
+        logits = self._model.forward(self._ids[:size], self._pool, self._rows[:size], self._ends[: size + 1])
+        self._logits[:size].copy_(logits)

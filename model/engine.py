@@ -295,7 +295,7 @@ class Engine:
             elif part.completes:
                 sequence.result = state
                 self._end(sequence, "length")
-            if state is not None and self._cache is not None and self._kept(part):
+            if state is not None and self._cache is not None and token != NOT_FINITE and self._kept(part):
                 self._cache.put(sequence.keys[part.end // self._scheduler.chunk - 1], state, sequence.alone)
 
     def _append(self, sequence: Sequence, token: int) -> None:

@@ -26,7 +26,7 @@ class Upload:
     def __call__(self, tensor: Tensor) -> Tensor:
         """A contiguous copy on the device, for the current stream. ``tensor`` may change once this has returned."""
         if tensor.nbytes < SMALL:
-            return tensor.to(self._device)
+            return tensor.to(self._device).contiguous()
         there = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)  # which may still use the memory for what was in it before

@@ -217,9 +217,10 @@ def test_graphs_give_what_the_model_gives(model: RWKV7) -> None:
 
 @pytest.mark.acceptance(7)
 def test_weights_past_the_range_of_float16_are_read_with_care(tmp_path: Path) -> None:
-    torch.save(rigged(), tmp_path / "model.pth")
+    torch.save(rigged((32, 32, 32, 64)), tmp_path / "model.pth")
     found = checkpoint.load(tmp_path / "model.pth")
     model = RWKV7.load(found, "cuda", torch.float16, progress=False, tuned=True)
+    assert model.tuned
     replies = []
     for fast, careful in ((model, model.careful()), (model.careful(), None)):
         sampler = Sampler(512, 2, model.device, torch.ones(512, dtype=torch.bool))

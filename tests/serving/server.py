@@ -58,7 +58,8 @@ class Server:
     def __init__(self, cog: CogServer) -> None:
         self.cog, self.url = cog, cog.url
         self.defaults: dict[str, Any] = {}  # inputs where a test does not say
-        limits = httpx.Limits(max_connections=None)
+        # No connection is used twice: httpcore may close one that has been idle for long while another thread takes it.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         # A proxy of the environment is for others.
         self.client = httpx.Client(base_url=self.url, timeout=60, limits=limits, trust_env=False)
 

@@ -1,8 +1,6 @@
 // conv2d and its gradients: CUDA launches.
 #include "conv2d.h"
 
-#include <cstdlib>
-#include <string_view>
 #include <vector>
 
 #include "hopper.cuh"
@@ -28,10 +26,7 @@ const Gpu& gpu(const char* op) {
     check_cuda(op, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
     cudaFuncAttributes code{};
     check_cuda(op, cudaFuncGetAttributes(&code, has_wgmma_kernel));
-    // For tests and measurements: COG_RWKV_GPU=plain takes what any GPU can do.
-    const char* wanted = std::getenv("COG_RWKV_GPU");
-    const bool plain = wanted && std::string_view(wanted) == "plain";
-    found.hopper = major == 9 && minor == 0 && code.maxThreadsPerBlock == 64 && !plain;
+    found.hopper = major == 9 && minor == 0 && code.maxThreadsPerBlock == 64 && !plain_gpu();
     found.multiprocessors = count;
   }
   return found;

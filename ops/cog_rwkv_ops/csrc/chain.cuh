@@ -38,7 +38,7 @@ __device__ __forceinline__ void prefetch_l2(const void* address) {
 inline bool can_chain(const void* kernel) {
   int device = 0, major = 0;
   cudaFuncAttributes attributes;
-  return cudaGetDevice(&device) == cudaSuccess &&
+  return !plain_gpu() && cudaGetDevice(&device) == cudaSuccess &&
          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9 &&
          cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
 }

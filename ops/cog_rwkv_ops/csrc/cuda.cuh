@@ -15,6 +15,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <string_view>
 
 #include "check.h"
 #include "dtype.h"
@@ -33,6 +35,12 @@ F* torch_cuda_function(const char* name) {
 
 inline void check_cuda(const char* op, cudaError_t error) {
   if (error != cudaSuccess) fail(op, std::string("CUDA error: ") + cudaGetErrorString(error));
+}
+
+// For tests and measurements: COG_RWKV_GPU=plain takes what any GPU can do.
+inline bool plain_gpu() {
+  const char* wanted = std::getenv("COG_RWKV_GPU");
+  return wanted && std::string_view(wanted) == "plain";
 }
 
 // Makes the device of `t` the current one while it lives, and holds the stream that PyTorch uses there.

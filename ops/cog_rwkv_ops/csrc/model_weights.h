@@ -44,7 +44,7 @@ class WeightReader {
   Tensor product(const char* name, int64_t m, int64_t k) {
     const Tensor& t = next(name);
     const int32_t type = dtype_number(t);
-    if (type == bfloat16_ && fits(t, {m > 0 ? m : t.size(0), k})) return t;
+    if ((type == bfloat16_ || type == float16_) && fits(t, {m > 0 ? m : t.size(0), k})) return t;
     if (type == packed_ && fits(t, {m > 0 ? m : t.size(0), packed_row_bytes(k)})) return t;
     const std::string label = where_ + name;
     check_weight(op_, label.c_str(), t, x_, k, "[M, K]");
@@ -57,7 +57,8 @@ class WeightReader {
   // The same, not packed.
   Tensor matrix(const char* name, int64_t m, int64_t k) {
     Tensor t = product(name, m, k);
-    if (dtype_number(t) != bfloat16_) check_float_or_half(op_, (where_ + name).c_str(), t);
+    if (const int32_t type = dtype_number(t); type != bfloat16_ && type != float16_)
+      check_float_or_half(op_, (where_ + name).c_str(), t);
     return t;
   }
 
@@ -100,7 +101,7 @@ class WeightReader {
   const Tensor& x_;
   int64_t c_;
   const int32_t float32_ = aoti_torch_dtype_float32(), bfloat16_ = aoti_torch_dtype_bfloat16(),
-                packed_ = aoti_torch_dtype_uint8();
+                float16_ = aoti_torch_dtype_float16(), packed_ = aoti_torch_dtype_uint8();
   size_t at_ = 0;
   std::string where_;
 };

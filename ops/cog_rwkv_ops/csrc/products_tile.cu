@@ -248,6 +248,7 @@ unsigned log_cluster(const char* op, const ProductList& list, int multiprocessor
   int64_t chunks = 0;
   for (int i = 0; i < list.count; i++) chunks = std::max<int64_t>(chunks, list.jobs[i].k / kChunk);
   unsigned log_blocks = 0;
+  if (plain_gpu()) return log_blocks;
   while ((2u << log_blocks) <= kMostBlocks && chunks > int64_t{S::PANEL} << log_blocks) log_blocks++;
   while (log_blocks > 0 && (multiprocessors >> log_blocks == 0 || known_clusters<T, S>(op, log_blocks) == 0)) {
     log_blocks--;

@@ -33,7 +33,8 @@ struct Flow {
   Tensor partial;                    // float32 [slices, n, c]
   std::optional<Tensor> prepared;    // W [5, n, c], where sequences are packed
 
-  Flow(const Tensor& like, ScalarType type, bool packed, int64_t n, int64_t c, int64_t ranks, int64_t ffn) {
+  Flow(const Tensor& like, ScalarType type, bool packed, int64_t batch, int64_t n, int64_t c, int64_t ranks,
+       int64_t ffn) {
     const auto floats = [&](std::initializer_list<int64_t> s) {
       return torch::stable::new_empty(like, {s.begin(), s.end()}, ScalarType::Float);
     };
@@ -42,7 +43,7 @@ struct Flow {
     };
     x[0] = floats({n, c}), x[1] = floats({n, c});
     mixed = halves({6, n, c}), projected = halves({kProjections, n, c}), hidden = halves({n * ranks});
-    v_first = halves({n, c}), gated = halves({n, c}), keys = halves({n, ffn}), out = halves({n, c});
+    v_first = halves({n, c}), gated = halves({std::max(n, batch), c}), keys = halves({n, ffn}), out = halves({n, c});
     if (packed) prepared = halves({5, n, c});
     partial = floats({n <= kSparseTokens ? kMaxSlices : 1, n, c});
   }
@@ -70,7 +71,7 @@ class Forward {
            shift.size(2), data<int64_t>(rows), cu_seqlens ? data<int64_t>(*cu_seqlens) : nullptr},
         type_(model.head.scalar_type()),
         x_(data<float>(x)),
-        gated_(flow.gated) {
+        gated_(torch::stable::narrow(flow.gated, 0, 0, x.size(0))) {
     check_cuda(kOp, cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, x.get_device_index()));
   }
 
@@ -270,14 +271,14 @@ void check_weights(const ModelWeights& model) {
   }
 }
 
-Flow make_flow(const ModelWeights& model, const Tensor& x, bool packed) {
+Flow make_flow(const ModelWeights& model, const Tensor& x, bool packed, int64_t batch) {
   int64_t ranks = 0, ffn = 0;
   for (const LayerWeights& layer : model.layers) {
     const TimeMixWeights& w = layer.time;
     ranks = std::max(ranks, w.w1.size(0) + w.a1.size(0) + w.g1.size(0) + (layer.first ? 0 : w.v1.size(0)));
     ffn = std::max(ffn, layer.channel.key.size(0));
   }
-  return Flow(x, model.head.scalar_type(), packed, x.size(0), x.size(1), ranks, ffn);
+  return Flow(x, model.head.scalar_type(), packed, batch, x.size(0), x.size(1), ranks, ffn);
 }
 
 Tensor forward_cuda(const Tensor& x, const std::vector<Tensor>& weights, const Tensor& shift, const Tensor& wkv,
@@ -295,7 +296,7 @@ Tensor forward_cuda(const Tensor& x, const std::vector<Tensor>& weights, const T
   const int64_t count = last_only ? rows.size(0) : x.size(0);
   const Tensor logits = torch::stable::new_empty(x, {count, model.head.size(0)}, ScalarType::Float);
   if (x.size(0) == 0 || count == 0) return logits;
-  const Flow flow = make_flow(model, x, starts.has_value());
+  const Flow flow = make_flow(model, x, starts.has_value(), rows.size(0));
   const auto run = [&](auto w) {
     Forward<decltype(w)>(launch, model, tokens, shift, wkv, row, starts, flow).run(last_only, logits);
   };

@@ -264,7 +264,7 @@ void norm_shift(const char* op, cudaStream_t stream, NormShift<W> p, int multipr
   const dim3 grid(static_cast<unsigned>((p.n + p.each - 1) / p.each), static_cast<unsigned>(p.parts));
   const auto kernel = for_width(p.c, [](auto v) -> NormKernel<W> { return norm_shift_kernel<W, v()>; });
   launch_chained(op, stream, kernel, grid, dim3(kNormThreads), 0, p);
-  if (p.cu_seqlens == nullptr) return;
+  if (p.cu_seqlens == nullptr || p.batch == 0) return;
   const auto last = for_width(p.c, [](auto v) -> NormKernel<W> { return last_kernel<W, v()>; });
   launch_chained(op, stream, last, dim3(static_cast<unsigned>(p.batch)), dim3(kNormThreads), 0, p);
 }

@@ -1,6 +1,4 @@
 // sample_: CUDA kernel and launch.
-#include <cstdlib>
-#include <string_view>
 
 #include "steps.cuh"
 
@@ -112,11 +110,8 @@ constexpr int64_t kIdsOfBlock = 8192;  // of which a block takes no more where i
 int team_size(int64_t vocab) {
   cudaFuncAttributes code{};
   check_cuda(kName, cudaFuncGetAttributes(&code, has_clusters_kernel));
-  // For tests and measurements: COG_RWKV_GPU=plain takes what any GPU can do.
-  const char* wanted = std::getenv("COG_RWKV_GPU");
-  const bool plain = wanted && std::string_view(wanted) == "plain";
   int size = 1;
-  if (code.maxThreadsPerBlock != 64 || plain) return size;
+  if (code.maxThreadsPerBlock != 64 || plain_gpu()) return size;
   while (size < kMostBlocks && vocab > size * kIdsOfBlock) size *= 2;
   return size;
 }

@@ -49,6 +49,8 @@ struct Flow {
   }
 };
 
+Tensor first_rows(Tensor t, int64_t n) { return torch::stable::narrow(t, 0, 0, n); }
+
 // Where the tokens belong. `cu_seqlens` null: a token each.
 struct Tokens {
   int64_t n, c, batch, pool_rows;
@@ -71,7 +73,7 @@ class Forward {
            shift.size(2), data<int64_t>(rows), cu_seqlens ? data<int64_t>(*cu_seqlens) : nullptr},
         type_(model.head.scalar_type()),
         x_(data<float>(x)),
-        gated_(torch::stable::narrow(flow.gated, 0, 0, x.size(0))) {
+        gated_(first_rows(flow.gated, x.size(0))) {
     check_cuda(kOp, cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, x.get_device_index()));
   }
 

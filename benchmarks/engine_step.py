@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine_cells import Cell
+from benchmarks.ops_timing import elapsed
 from model.rwkv7 import RWKV7
 from model.state import StatePool
 
@@ -28,14 +29,7 @@ class Timer:
 
     def milliseconds(self, call: Callable[[], object]) -> float:
         """Of one call that finds the device idle, as the peer's own script times its replays."""
-        if not self._cuda:
-            return self.wall(call)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end)
+        return elapsed(call, events=True) if self._cuda else self.wall(call)
 
     def wall(self, call: Callable[[], object]) -> float:
         """Of one call by the host's clock, until the device has finished."""

@@ -19,8 +19,8 @@ class Timed:
         """``milliseconds`` is how long one round should take."""
         self.calls = calls
         self.replay: Call = self._once
-        once = _elapsed(self._once, graph)  # also warms up: compiles, loads modules, fills the allocator
-        once = min(once, _elapsed(self._once, graph))
+        once = elapsed(self._once, graph)  # also warms up: compiles, loads modules, fills the allocator
+        once = min(once, elapsed(self._once, graph))
         self.events = graph
         if graph:
             # One capture of as many turns as last a millisecond: then gaps between replays do not count.
@@ -33,7 +33,7 @@ class Timed:
                     self._once()
             self.replay = captured.replay
             self.replay()
-            once = _elapsed(self.replay, graph)
+            once = elapsed(self.replay, graph)
         else:
             self.turns = 1
         self.repeats = max(1, min(200, round(milliseconds / once)))
@@ -44,11 +44,11 @@ class Timed:
 
     def round(self) -> float:
         """Milliseconds of one call, the mean over a round."""
-        spent = _elapsed(lambda: [self.replay() for _ in range(self.repeats)], self.events)
+        spent = elapsed(lambda: [self.replay() for _ in range(self.repeats)], self.events)
         return spent / (self.repeats * self.turns * len(self.calls))
 
 
-def _elapsed(call: Call, events: bool) -> float:
+def elapsed(call: Call, events: bool) -> float:
     """Milliseconds of ``call``: of the device by its events, or of the host until the device has finished."""
     torch.cuda.synchronize()
     if not events:
@@ -110,4 +110,4 @@ def ceilings() -> dict[str, float]:
 
 def _seconds(call: Call) -> float:
     call()
-    return statistics.median(_elapsed(call, True) for _ in range(7)) / 1e3
+    return statistics.median(elapsed(call, True) for _ in range(7)) / 1e3

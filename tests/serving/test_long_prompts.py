@@ -8,6 +8,7 @@ import pytest
 
 from tests.serving.server import PRODUCT, Server
 
+PATIENCE = 300.0  # seconds; beside a running reply the prompt gets less than half of the time
 LONG = "def function(value):\n    return value + 1\n\n\n" * 4000
 
 
@@ -40,7 +41,7 @@ class Watch(threading.Thread):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_long_prompt_does_not_hold_up_a_running_reply(launch: Callable[..., Server]) -> None:
     """The time between two tokens of it, 99th percentile, is at most twice that beside no prompt."""
     server = launch(
@@ -54,12 +55,14 @@ def test_a_long_prompt_does_not_hold_up_a_running_reply(launch: Callable[..., Se
             begin = time.monotonic()
             time.sleep(8)
             middle = time.monotonic()
-            metrics = server.predict(LONG, max_tokens=1)["metrics"]
+            metrics = server.post({"prompt": LONG, "max_tokens": 1}, timeout=PATIENCE).json()["metrics"]
             assert metrics["prompt_tokens"] >= 50000 and metrics["prefill_tokens"] >= 50000
             idle, beside = watch.p99(begin, middle), watch.p99(middle, time.monotonic())
             print(f"p99 between tokens: {idle * 1e3:.1f} ms idle, {beside * 1e3:.1f} ms beside a prompt of 50,000")
             ratios.append(beside / idle)
+            if ratios[-1] <= 2:
+                break
     finally:
         watch.over.set()
         watch.join()
-    assert min(ratios) <= 2, ratios  # of three, for the machine may have other guests
+    assert min(ratios) <= 2, ratios  # of up to three, for the machine may have other guests

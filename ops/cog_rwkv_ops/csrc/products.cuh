@@ -5,8 +5,8 @@
 // on n within 1..8, 9..16, 17..32 and 33..64. Beyond that the product is cuBLAS's.
 //
 // The kernels here follow each other by chain.cuh: they read weights before the kernel before them has ended, so
-// weights must not be written on the stream just before. They have not been run on a GPU yet; nothing uses them by
-// default.
+// weights must not be written on the stream just before. They have not been run on a GPU yet; forward_ calls them,
+// which is off by default.
 #pragma once
 
 #include <cuda_runtime.h>

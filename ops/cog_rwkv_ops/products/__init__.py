@@ -7,7 +7,8 @@ What a step of few tokens is made of on a GPU, where it takes as long as reading
 sums. `linear` takes any size and dtype; these take what the step needs, for speed. A result is the same bytes every
 time, and a token's does not depend on the tokens beside it, for N within 1..8, 9..16, 17..32 and 33..64.
 
-The CUDA kernels were written without a GPU at hand and have not run on one yet: nothing in the model calls them.
+The CUDA kernels were written without a GPU at hand and have not run on one yet: only `forward_` calls them, which is
+off by default.
 """
 
 from collections.abc import Sequence

@@ -49,7 +49,11 @@ void launch_chained_clusters(const char* op, cudaStream_t stream, void (*kernel)
                              size_t shared_bytes, unsigned cluster, std::type_identity_t<Parameters>... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
-  if (can_chain(reinterpret_cast<const void*>(kernel))) {
+  // Two kernels share a multiprocessor only where they divide its memory into cache and shared memory alike.
+  const void* const function = reinterpret_cast<const void*>(kernel);
+  const auto attribute = cudaFuncAttributePreferredSharedMemoryCarveout;
+  check_cuda(op, cudaFuncSetAttribute(function, attribute, cudaSharedmemCarveoutMaxShared));
+  if (can_chain(function)) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }

@@ -10,6 +10,8 @@ namespace cog_rwkv {
 
 constexpr int kNormThreads = 256;
 constexpr int kMostVectors = 8;  // fours of channels a thread: rows of up to 8192
+constexpr int kMostMixes = 6;
+constexpr int kLoadsAhead = 8;  // partial sums that are on their way at once
 
 // What a product left for the residual stream: `slices` partial sums of [n, c], added in order and multiplied by
 // `scale`. Float32, or W where `rounded`, which has one slice. No slices: there is nothing to add.
@@ -61,59 +63,94 @@ __device__ __forceinline__ void store_rounded(W* p, float4 v) {
   store_vector<W, 4>(p, {{static_cast<W>(v.x), static_cast<W>(v.y), static_cast<W>(v.z), static_cast<W>(v.w)}});
 }
 
-// Channels 4 * i to 4 * i + 3 of token t: the residual stream with what is to be added.
+// Channels c to c + 3 of token t: the residual stream with what is to be added.
 template <class W>
-__device__ __forceinline__ float4 residual(const NormShift<W>& p, int64_t t, int64_t i) {
-  const int64_t at = t * p.c + 4 * i;
+__device__ __forceinline__ float4 residual(const NormShift<W>& p, int64_t t, uint32_t c) {
+  const int64_t at = t * p.c + c;
   const float4 x = float4_of(p.x + at);
   if (p.delta.slices == 0) return x;
   if (p.delta.rounded) return x + float4_of(static_cast<const W*>(p.delta.values) + at) * p.delta.scale;
   const float* slice = static_cast<const float*>(p.delta.values) + at;
   float4 sum = float4_of(slice);
-  for (int s = 1; s < p.delta.slices; s++) sum = sum + float4_of(slice + s * p.n * p.c);
+  for (int s = 1; s < p.delta.slices; s += kLoadsAhead) {
+    float4 parts[kLoadsAhead];
+#pragma unroll
+    for (int i = 0; i < kLoadsAhead; i++) {
+      if (s + i < p.delta.slices) parts[i] = float4_of(slice + (s + i) * p.n * p.c);
+    }
+#pragma unroll
+    for (int i = 0; i < kLoadsAhead; i++) {
+      if (s + i < p.delta.slices) sum = sum + parts[i];
+    }
+  }
   return x + sum * p.delta.scale;
 }
 
-// A block's share of the channels of a token, in fours: thread `threadIdx.x` has those at threadIdx.x + j * 256.
+// The channels of a token in fours, in the order in which a block goes through them: from its own share around to it
+// again. Thread `threadIdx.x` has those at threadIdx.x + j * 256, and computes the results of those in the share.
 struct Channels {
-  int64_t fours, first, end;
+  uint32_t fours, first, count;
 
-  __device__ Channels(int64_t c, int parts) : fours(c / 4), first(0), end(fours) {
-    const int64_t each = (fours + parts - 1) / parts;
-    first = min(blockIdx.y * each, fours), end = min(first + each, fours);
+  __device__ Channels(int64_t c, int parts) : fours(static_cast<uint32_t>(c / 4)), first(0), count(fours) {
+    const uint32_t each = (fours + parts - 1) / parts;
+    first = min(blockIdx.y * each, fours), count = min(each, fours - first);
   }
-  __device__ bool exists(int64_t i) const { return i < fours; }
-  __device__ bool mine(int64_t i) const { return first <= i && i < end; }
+  __device__ __forceinline__ bool exists(int j) const { return place(j) < fours; }
+  __device__ __forceinline__ bool mine(int j) const { return place(j) < count; }
+  __device__ __forceinline__ uint32_t channel(int j) const {
+    const uint32_t at = first + place(j);
+    return 4 * (at < fours ? at : at - fours);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t place(int j) const { return threadIdx.x + j * kNormThreads; }
 };
 
-__device__ __forceinline__ int64_t four_of(int j) { return threadIdx.x + j * int64_t{kNormThreads}; }
+// The weights of four channels.
+template <class W>
+struct ChannelWeights {
+  float4 weight, bias, mix[kMostMixes];
 
-// The residual stream of token t, and its layer norm, which every block of the token computes for itself.
+  __device__ __forceinline__ void load(const NormShift<W>& p, uint32_t c) {
+    weight = float4_of(p.weight + c), bias = float4_of(p.bias + c);
+#pragma unroll
+    for (int m = 0; m < kMostMixes; m++) {
+      if (m < p.mixes) mix[m] = float4_of(p.mix + m * p.c + c);
+    }
+  }
+  // Into L2: memory is busy with the product before this kernel, not with these.
+  __device__ __forceinline__ static void prefetch(const NormShift<W>& p, uint32_t c) {
+    if (c % 32 != 0) return;  // a line of 128 bytes
+    prefetch_l2(p.weight + c), prefetch_l2(p.bias + c);
+    for (int m = 0; m < p.mixes; m++) prefetch_l2(p.mix + m * p.c + c);
+  }
+};
+
+// The residual stream of token t, and the inverse of its standard deviation; `y` is without its mean.
 template <class W, int V>
-__device__ void normalize(const NormShift<W>& p, const Channels& channels, int64_t t, float4 (&x)[V], float4 (&y)[V],
-                          float* shared) {
+__device__ float normalize(const NormShift<W>& p, const Channels& channels, int64_t t, float4 (&x)[V], float4 (&y)[V],
+                           float* shared) {
   float total = 0.0f, squares = 0.0f;
 #pragma unroll
   for (int j = 0; j < V; j++) {
-    if (!channels.exists(four_of(j))) continue;
-    x[j] = residual(p, t, four_of(j));
+    if (!channels.exists(j)) continue;
+    x[j] = residual(p, t, channels.channel(j));
     total += (x[j].x + x[j].y) + (x[j].z + x[j].w);
   }
   const float mean = reduce_block(total, Add{}, shared) / static_cast<float>(p.c);
 #pragma unroll
   for (int j = 0; j < V; j++) {
-    if (!channels.exists(four_of(j))) continue;
+    if (!channels.exists(j)) continue;
     y[j] = make_float4(x[j].x - mean, x[j].y - mean, x[j].z - mean, x[j].w - mean);
     squares += (y[j].x * y[j].x + y[j].y * y[j].y) + (y[j].z * y[j].z + y[j].w * y[j].w);
   }
   const float variance = reduce_block(squares, Add{}, shared) / static_cast<float>(p.c);
-  const float scale = 1.0f / sqrtf(variance + p.eps);
-#pragma unroll
-  for (int j = 0; j < V; j++) {
-    if (!channels.mine(four_of(j))) continue;
-    const float4 weight = float4_of(p.weight + 4 * four_of(j)), bias = float4_of(p.bias + 4 * four_of(j));
-    y[j] = each4(y[j], weight, [&](float d, float w) { return d * scale * w; }) + bias;
-  }
+  return 1.0f / sqrtf(variance + p.eps);
+}
+
+template <class W>
+__device__ __forceinline__ float4 scaled(float4 y, float scale, const ChannelWeights<W>& w) {
+  return each4(y, w.weight, [&](float d, float f) { return d * scale * f; }) + w.bias;
 }
 
 // The sequence that token t is in; not row_ok where there is none.
@@ -130,25 +167,15 @@ __device__ __forceinline__ Sequence sequence_at_token(const NormShift<W>& p, int
   return s;
 }
 
-// What a thread will read of the weights, into L2: memory is busy with the product before this kernel, not with them.
-template <class W, int V>
-__device__ __forceinline__ void prefetch_weights(const NormShift<W>& p, const Channels& channels) {
-#pragma unroll
-  for (int j = 0; j < V; j++) {
-    const int64_t c = 4 * four_of(j);
-    if (!channels.mine(four_of(j)) || c % 32 != 0) continue;  // a line of 128 bytes
-    prefetch_l2(p.weight + c), prefetch_l2(p.bias + c);
-    for (int64_t m = 0; m < p.mixes; m++) prefetch_l2(p.mix + m * p.c + c);
-  }
-}
-
 // A token's mixes, times `out_scale`, from its normalised row and that of the token before it.
 template <class W>
-__device__ __forceinline__ void mix_channels(const NormShift<W>& p, int64_t t, int64_t c, float4 now, float4 before) {
+__device__ __forceinline__ void mix_channels(const NormShift<W>& p, const ChannelWeights<W>& w, int64_t t, uint32_t c,
+                                             float4 now, float4 before) {
   const float4 back = each4(before, now, [](float b, float n) { return b - n; });
-  for (int64_t m = 0; m < p.mixes; m++) {
-    const float4 mix = float4_of(p.mix + m * p.c + c);
-    const float4 mixed = now + each4(back, mix, [](float d, float f) { return d * f; });
+#pragma unroll
+  for (int m = 0; m < kMostMixes; m++) {
+    if (m >= p.mixes) break;
+    const float4 mixed = now + each4(back, w.mix[m], [](float d, float f) { return d * f; });
     store_rounded(p.out + (m * p.n + t) * p.c + c, mixed * p.out_scale);
   }
 }
@@ -159,35 +186,58 @@ __device__ __forceinline__ bool is_padding(const Sequence& s) { return s.row == 
 // A block a run of tokens, or a part of the channels of one. The state's row of a sequence is read by who has its
 // first token and written by who has its last, and these may be two blocks: where a sequence goes on beyond a block's
 // tokens, `last_kernel` writes the row, once all have been read.
-template <class W, int V>
+//
+// O: fours of the block's share a thread. Where it is one, its weights and its state are read before the wait.
+template <class W, int V, int O>
 __global__ void __launch_bounds__(kNormThreads) norm_shift_kernel(const NormShift<W> p) {
   __shared__ float shared[32];
   const Channels channels(p.c, p.parts);
-  prefetch_weights<W, V>(p, channels);
+  const int64_t first = blockIdx.x * p.each, end = min(first + p.each, p.n);
+  Sequence s = sequence_at_token(p, first);
+  ChannelWeights<W> weights;
+  float4 x[V], now[V], before[O], kept;
+  if constexpr (O == 1) {
+    if (channels.mine(0)) {
+      weights.load(p, channels.channel(0));
+      if (s.row_ok) kept = float4_of(p.shift + s.row * p.stride + channels.channel(0));
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < O; j++) {
+      if (channels.mine(j)) ChannelWeights<W>::prefetch(p, channels.channel(j));
+    }
+  }
   wait_for_previous();
   let_next_begin();
-  const int64_t first = blockIdx.x * p.each, end = min(first + p.each, p.n);
-  float4 x[V], now[V], before[V];
-  Sequence s = sequence_at_token(p, first);
-  if (s.row_ok && s.begin < first) normalize(p, channels, first - 1, x, before, shared);
+  if (s.row_ok && s.begin < first) {
+    const float scale = normalize(p, channels, first - 1, x, now, shared);
+#pragma unroll
+    for (int j = 0; j < O; j++) {
+      if (!channels.mine(j)) continue;
+      if constexpr (O > 1) weights.load(p, channels.channel(j));
+      before[j] = scaled(now[j], scale, weights);
+    }
+  }
   for (int64_t t = first; t < end; t++) {
     if (t > first && t >= s.end) s = sequence_at_token(p, t);
-    normalize(p, channels, t, x, now, shared);
+    const float scale = normalize(p, channels, t, x, now, shared);
 #pragma unroll
-    for (int j = 0; j < V; j++) {
-      const int64_t c = 4 * four_of(j);
-      if (!channels.mine(four_of(j))) continue;
-      if (p.x_out != nullptr) *reinterpret_cast<float4*>(p.x_out + t * p.c + c) = x[j];
+    for (int j = 0; j < O; j++) {
+      if (!channels.mine(j)) continue;
+      const uint32_t c = channels.channel(j);
+      if constexpr (O > 1) weights.load(p, c);
+      float4 y = scaled(now[j], scale, weights);
       float* state = p.shift + s.row * p.stride + c;
       if (!s.row_ok) {
         before[j] = make_float4(nanf(""), nanf(""), nanf(""), nanf(""));
-        if (is_padding(s)) now[j] = before[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (is_padding(s)) y = before[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       } else if (t == s.begin) {
-        before[j] = float4_of(state);
+        before[j] = O == 1 && t == first ? kept : float4_of(state);
       }
-      mix_channels(p, t, c, now[j], before[j]);
-      if (s.row_ok && t == s.end - 1 && s.begin >= first) *reinterpret_cast<float4*>(state) = now[j];
-      before[j] = now[j];
+      if (p.x_out != nullptr) *reinterpret_cast<float4*>(p.x_out + t * p.c + c) = x[j];
+      mix_channels(p, weights, t, c, y, before[j]);
+      if (s.row_ok && t == s.end - 1 && s.begin >= first) *reinterpret_cast<float4*>(state) = y;
+      before[j] = y;
     }
   }
 }
@@ -201,21 +251,28 @@ __global__ void __launch_bounds__(kNormThreads) last_kernel(const NormShift<W> p
   const Sequence s = sequence_at(p.rows, p.cu_seqlens, blockIdx.x, p.n, p.pool_rows);
   if (!s.row_ok || s.begin == s.end || s.begin / p.each == (s.end - 1) / p.each) return;
   const Channels channels(p.c, 1);
+  ChannelWeights<W> weights;
   float4 x[V], now[V];
-  normalize(p, channels, s.end - 1, x, now, shared);
+  const float scale = normalize(p, channels, s.end - 1, x, now, shared);
 #pragma unroll
   for (int j = 0; j < V; j++) {
-    if (channels.mine(four_of(j))) *reinterpret_cast<float4*>(p.shift + s.row * p.stride + 4 * four_of(j)) = now[j];
+    if (!channels.mine(j)) continue;
+    const uint32_t c = channels.channel(j);
+    weights.load(p, c);
+    *reinterpret_cast<float4*>(p.shift + s.row * p.stride + c) = scaled(now[j], scale, weights);
   }
 }
 
 // The layer norm of some tokens alone: `out` is [count, c]. Without `cu_seqlens` it is all tokens, else the last of
-// each sequence; NaN where there is none.
+// each sequence; NaN where there is none. There are no mixes.
 template <class W, int V>
 __global__ void __launch_bounds__(kNormThreads) norm_kernel(const NormShift<W> p) {
   __shared__ float shared[32];
   const Channels channels(p.c, p.parts);
-  prefetch_weights<W, V>(p, channels);
+#pragma unroll
+  for (int j = 0; j < V; j++) {
+    if (channels.mine(j)) ChannelWeights<W>::prefetch(p, channels.channel(j));
+  }
   wait_for_previous();
   let_next_begin();
   int64_t t = blockIdx.x;
@@ -225,13 +282,16 @@ __global__ void __launch_bounds__(kNormThreads) norm_kernel(const NormShift<W> p
     ok = s.begin < s.end;
     t = ok ? s.end - 1 : 0;
   }
+  ChannelWeights<W> weights;
   float4 x[V], now[V];
-  normalize(p, channels, t, x, now, shared);
+  const float scale = normalize(p, channels, t, x, now, shared);
 #pragma unroll
   for (int j = 0; j < V; j++) {
-    if (!channels.mine(four_of(j))) continue;
-    const float4 nothing = make_float4(nanf(""), nanf(""), nanf(""), nanf(""));
-    store_rounded(p.out + blockIdx.x * p.c + 4 * four_of(j), ok ? now[j] : nothing);
+    if (!channels.mine(j)) continue;
+    const uint32_t c = channels.channel(j);
+    weights.load(p, c);
+    const float4 y = scaled(now[j], scale, weights), nothing = make_float4(nanf(""), nanf(""), nanf(""), nanf(""));
+    store_rounded(p.out + blockIdx.x * p.c + c, ok ? y : nothing);
   }
 }
 
@@ -262,7 +322,10 @@ template <class W>
 void norm_shift(const char* op, cudaStream_t stream, NormShift<W> p, int multiprocessors) {
   cut(p, p.n, multiprocessors);
   const dim3 grid(static_cast<unsigned>((p.n + p.each - 1) / p.each), static_cast<unsigned>(p.parts));
-  const auto kernel = for_width(p.c, [](auto v) -> NormKernel<W> { return norm_shift_kernel<W, v()>; });
+  const bool one = (p.c / 4 + p.parts - 1) / p.parts <= kNormThreads;  // four of the share a thread
+  const auto kernel = for_width(p.c, [&](auto v) -> NormKernel<W> {
+    return one ? norm_shift_kernel<W, v(), 1> : norm_shift_kernel<W, v(), v()>;
+  });
   launch_chained(op, stream, kernel, grid, dim3(kNormThreads), 0, p);
   if (p.cu_seqlens == nullptr || p.batch == 0) return;
   const auto last = for_width(p.c, [](auto v) -> NormKernel<W> { return last_kernel<W, v()>; });

@@ -11,9 +11,10 @@ namespace cog_rwkv {
 template <class T>
 __device__ __forceinline__ float swish_sigmoid(float x) {
   float power, result;
-  if constexpr (sizeof(T) == 2) {  // five digits are plenty, and what is all but 0 rounds to 0
+  if constexpr (sizeof(T) == 2) {  // five digits are plenty; a quarter of the divisor keeps its inverse from being 0
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.44269504f));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0f + power));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(fmaf(power, 0.25f, 0.25f)));
+    result *= 0.25f;
   } else {  // to about 3 units in the last place; the inverse has no .ftz: infinity times what is all but 0 is infinity
     x = fminf(fmaxf(x, -104.0f), 104.0f);  // a NaN is lost here; the caller multiplies by x once more
     const float high = x * -1.44269504f;

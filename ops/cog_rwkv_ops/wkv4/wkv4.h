@@ -13,6 +13,7 @@ inline void check_wkv4(const char* op, const Tensor& w, const Tensor& u, const T
                        const Tensor& state) {
   check_float_or_half(op, "k", k);
   check_dim(op, "k", k, 3, "[B, T, C]");
+  check_device(op, "k", k, "w", w);
   check_like(op, "v", v, "k", k);
   check_vector(op, "w", w, k);
   check_vector(op, "u", u, k);

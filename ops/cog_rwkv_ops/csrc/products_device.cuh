@@ -100,7 +100,20 @@ __device__ __forceinline__ float apply(Epilogue f, float x) {
   }
 }
 
-// Four rows of a weight, for one token: bias, function, rounding. `row` is a multiple of 4.
+// One row of a weight, for one token: bias, function, rounding.
+template <class T>
+__device__ __forceinline__ void finish_row(const Product& job, float sum, uint32_t row, int64_t token) {
+  if (job.bias != nullptr) sum += job.bias[row];
+  sum = apply(job.f, sum);
+  const int64_t at = token * job.m + row;
+  if (job.float_out) {
+    static_cast<float*>(job.out)[at] = sum;
+  } else {
+    static_cast<T*>(job.out)[at] = static_cast<T>(sum);
+  }
+}
+
+// Four rows of a weight, for one token. `row` is a multiple of 4.
 template <class T>
 __device__ __forceinline__ void finish_rows(const Product& job, const float4& sums, uint32_t row, int64_t token) {
   float y[4] = {sums.x, sums.y, sums.z, sums.w};

@@ -1,91 +1,165 @@
 // Products of up to 8 tokens: the weights as fast as memory gives them.
 //
-// The warps of a block share the columns of a tile of 16 rows, so that the activations of a warp's columns stay in its
-// registers from tile to tile, and each block reads them once. The weights run through a ring in shared memory, which
-// begins to fill before the kernel before this one has ended.
+// The warps of a block share the columns of a tile of 32 rows. Each warp's weights run through a ring of its own in
+// shared memory, which begins to fill before the kernel before this one has ended; activations come from L2 into
+// registers, some chunks ahead. The code is small on purpose: the kernels of a step take turns, and what does not stay
+// in a multiprocessor's instruction cache is fetched anew at every launch.
 #include "products_kernels.cuh"
 
 namespace cog_rwkv {
 namespace {
 
-constexpr int kRows = 16;    // of a weight, in a tile
+constexpr int kRows = 32;    // of a weight, in a tile
 constexpr int kTokens = 8;   // columns of the tensor cores' results
-constexpr int kSlots = 10;   // of the ring of a warp
-constexpr int kHeld = 16;    // chunks of activations in registers: 4096 columns over 8 warps
-constexpr int kStride = 20;  // floats from token to token in a warp's sums: no two lanes meet in a bank
+constexpr int kSlots = 5;    // of the ring of a warp: tiles of one chunk
+constexpr int kAhead = 4;    // chunks of activations in registers
+constexpr int kStride = 36;  // floats from token to token in a warp's sums: no two lanes meet in a bank
+constexpr int kStepBytes = kRows * kChunk * 2;
 
-struct ChunksOfWarp {
-  __device__ __forceinline__ RowRange operator()(const Product& job, const WarpPlan& plan) const {
-    const uint32_t part = threadIdx.x / 32 & ((1u << plan.log_split) - 1);
-    return part_of(static_cast<uint32_t>(job.k) / kChunk, part, plan.log_split);
+// What a warp has to do for one product.
+struct WarpJob {
+  const char* weight;       // its first tile's first row, at its first column
+  int64_t row_bytes, jump;  // from row to row; from behind a tile's last column to the next tile's first
+  uint32_t tiles, chunks;   // of each tile
+  int rows, tile, turn;     // left from its first tile on; of a tile; from one of its tiles to the next
+  uint32_t first_chunk;
+};
+
+struct StreamMemory {
+  alignas(16) unsigned char ring[kProductWarps][kSlots * kStepBytes];
+  alignas(16) float sums[2][kProductWarps][kTokens * kStride];
+  WarpPlan plans[kMaxProducts];
+  WarpJob jobs[kMaxProducts][kProductWarps];
+};
+
+__device__ __forceinline__ WarpJob warp_job(const Product& job, const WarpPlan& plan, uint32_t warp) {
+  const uint32_t group = warp >> plan.log_split, groups = kProductWarps >> plan.log_split;
+  const RowRange chunks =
+      part_of(static_cast<uint32_t>(job.k) / kChunk, warp & ((1u << plan.log_split) - 1), plan.log_split);
+  const uint32_t turn = groups * plan.tile, first = plan.rows.begin + group * plan.tile;
+  WarpJob mine{};
+  mine.row_bytes = job.k * 2;
+  mine.weight = static_cast<const char*>(job.weight) + first * mine.row_bytes + chunks.begin * (kChunk * 2);
+  mine.first_chunk = chunks.begin, mine.chunks = chunks.end - chunks.begin;
+  mine.jump = turn * mine.row_bytes - mine.chunks * int64_t{kChunk * 2};
+  mine.tiles = first < plan.rows.end ? divide_up(plan.rows.end - first, turn) : 0;
+  mine.rows = static_cast<int>(plan.rows.end - first), mine.tile = static_cast<int>(plan.tile);
+  mine.turn = static_cast<int>(turn);
+  return mine;
+}
+
+// A warp's copies into its ring, one chunk of a tile after the other through all products.
+struct Copies {
+  const WarpJob (*jobs)[kProductWarps];
+  int count, job, rows, shown;  // rows: left of the product; shown: of the tile
+  uint32_t tiles, chunks;       // left
+  const char* from;
+
+  __device__ __forceinline__ void next_tile() {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (tiles > 0) {
+      from += jobs[job][warp].jump, rows -= jobs[job][warp].turn;
+    } else {
+      do {
+        if (++job >= count) return;
+        tiles = jobs[job][warp].tiles;
+      } while (tiles == 0);
+      from = jobs[job][warp].weight + lane / 4 * jobs[job][warp].row_bytes + lane % 4 * 16;
+      rows = jobs[job][warp].rows;
+    }
+    tiles--, chunks = jobs[job][warp].chunks, shown = min(rows, jobs[job][warp].tile);
+  }
+
+  __device__ __forceinline__ void next(uint32_t to) {
+    if (chunks == 0 && job < count) next_tile();
+    if (chunks > 0) {
+      const int lane = threadIdx.x % 32;
+      const int64_t eight = 8 * jobs[job][threadIdx.x / 32].row_bytes;
+#pragma unroll
+      for (int i = 0; i < kRows / 8; i++) {
+        copy_piece(to + (i * 32 + lane) * 16, from + i * eight, lane / 4 + i * 8 < shown);
+      }
+      from += kChunk * 2, chunks--;
+    }
+    end_step();
   }
 };
 
-using Ring = WeightRing<kRows, kSlots, ChunksOfWarp>;
+// The ring of a warp. Each lane reads what it copied, so nothing but its own copies is waited for.
+struct StreamRing {
+  Copies copies;
+  uint32_t begin, at;
 
-struct StreamMemory {
-  alignas(16) unsigned char ring[kProductWarps][Ring::bytes];
-  alignas(16) float sums[2][kProductWarps][kTokens * kStride];
-  WarpPlan plans[kMaxProducts];
+  __device__ __forceinline__ void read(Piece (&pieces)[kRows / 8]) const {
+    wait_for_steps<kSlots - 1>();
+#pragma unroll
+    for (int i = 0; i < kRows / 8; i++) pieces[i] = shared_piece(at + (i * 32 + threadIdx.x % 32) * 16);
+  }
+  __device__ __forceinline__ void go_on() {
+    copies.next(at);
+    at += kStepBytes;
+    if (at == begin + kSlots * kStepBytes) at = begin;
+  }
 };
 
-// The activations of `count` chunks from `chunk` on, at most kHeld, of token lane / 4.
+// Sums of 32 rows by 8 tokens, two tiles of 16 rows.
+using TileSums = float[2][4];
+
+// sums = a tile of weights times its columns. `x`: this lane's part of the activations of those columns, null where
+// there is no such token.
 template <class T>
-__device__ __forceinline__ void load_activations(Piece (&held)[kHeld], const Product& job, int n, uint32_t chunk,
-                                                 uint32_t count) {
-  const int lane = threadIdx.x % 32, token = lane / 4;
-  const T* x = static_cast<const T*>(job.x) + token * job.k + chunk * kChunk + lane % 4 * 8;
+__device__ __forceinline__ void multiply_tile(TileSums& sums, StreamRing& ring, const T* x, uint32_t count) {
+  Piece held[kAhead];
+  const auto load = [&](uint32_t chunk) {
+    return x != nullptr && chunk < count ? fresh_piece(x + chunk * kChunk) : Piece{};
+  };
 #pragma unroll
-  for (int i = 0; i < kHeld; i++) {
-    held[i] = token < n && i < static_cast<int>(count) ? fresh_piece(x + i * kChunk) : Piece{};
+  for (int i = 0; i < kAhead; i++) held[i] = load(i);
+#pragma unroll 1
+  for (uint32_t done = 0; done < count; done += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; i++) {
+      if (done + i < count) {
+        Piece weights[kRows / 8];
+        ring.read(weights);
+        multiply_32<T>(sums[0], weights[0], weights[1], held[i]);
+        multiply_32<T>(sums[1], weights[2], weights[3], held[i]);
+        held[i] = load(done + i + kAhead);
+        ring.go_on();
+      }
+    }
   }
 }
 
 // The sums of one warp into shared memory, [token][row].
-__device__ __forceinline__ void put_sums(float* to, const float (&sums)[4]) {
+__device__ __forceinline__ void put_sums(float* to, const TileSums& sums) {
   const int lane = threadIdx.x % 32, g = lane / 4, token = lane % 4 * 2;
-  to[token * kStride + g] = sums[0];
-  to[(token + 1) * kStride + g] = sums[1];
-  to[token * kStride + g + 8] = sums[2];
-  to[(token + 1) * kStride + g + 8] = sums[3];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    to[token * kStride + 16 * i + g] = sums[i][0];
+    to[(token + 1) * kStride + 16 * i + g] = sums[i][1];
+    to[token * kStride + 16 * i + g + 8] = sums[i][2];
+    to[(token + 1) * kStride + 16 * i + g + 8] = sums[i][3];
+  }
 }
 
 // Adds up the warps that shared columns, in their order, and writes the results of a round.
 template <class T>
 __device__ __forceinline__ void write_round(const Product& job, const WarpPlan& plan, uint32_t round, int n,
                                             const float (&sums)[kProductWarps][kTokens * kStride]) {
-  constexpr int quads = kRows / 4;
-  const int split = 1 << plan.log_split, items = kProductWarps / split * kTokens * quads;
+  const int split = 1 << plan.log_split, items = kProductWarps * kTokens * kRows >> plan.log_split;
+#pragma unroll 1
   for (int item = threadIdx.x; item < items; item += kProductThreads) {
-    const int quad = item % quads, token = item / quads % kTokens, warp = item / (quads * kTokens) * split;
+    const int local = item % kRows, token = item / kRows % kTokens, warp = item / (kRows * kTokens) << plan.log_split;
     const RowRange tile = plan.tile_of(round, warp);
-    const uint32_t row = tile.begin + quad * 4;
+    const uint32_t row = tile.begin + local;
     if (token >= n || row >= tile.end) continue;
-    const int at = token * kStride + quad * 4;
-    float4 sum = *reinterpret_cast<const float4*>(&sums[warp][at]);
-    for (int i = 1; i < split; i++) {
-      sum = add4(sum, *reinterpret_cast<const float4*>(&sums[warp + i][at]));
-    }
-    finish_rows<T>(job, sum, row, token);
-  }
-}
-
-// sums = the weights of this warp's tile times its columns. Returns with the ring one tile further.
-template <class T>
-__device__ __forceinline__ void multiply_tile(float (&sums)[4], Ring& ring, Piece (&held)[kHeld], const Product& job,
-                                              int n, const RowRange& chunks, bool first) {
-  const uint32_t count = chunks.end - chunks.begin;
-  for (uint32_t done = 0; done < count; done += kHeld) {
-    if (first || count > kHeld) load_activations<T>(held, job, n, chunks.begin + done, count - done);
+    float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kHeld; i++) {
-      if (done + i < count) {
-        Piece weights[2];
-        ring.read(weights);
-        multiply_32<T>(sums, weights[0], weights[1], held[i]);
-        ring.go_on();
-      }
+    for (int i = 0; i < kProductWarps; i++) {
+      if (i < split) sum += sums[warp + i][token * kStride + local];
     }
+    finish_row<T>(job, sum, row, token);
   }
 }
 
@@ -93,25 +167,34 @@ template <class T>
 __global__ void __launch_bounds__(kProductThreads, 2) stream_kernel(const __grid_constant__ ProductList list) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<StreamMemory*>(memory);
-  const int warp = threadIdx.x / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   plan_jobs(shared.plans, list, blockIdx.x, kRows, [](uint32_t k) { return column_split(k); });
   __syncthreads();
-  Ring ring(list, shared.plans, ChunksOfWarp{}, shared.ring[warp]);
+  for (int i = threadIdx.x; i < list.count * kProductWarps; i += kProductThreads) {
+    const int job = i / kProductWarps, one = i % kProductWarps;
+    shared.jobs[job][one] = warp_job(list.jobs[job], shared.plans[job], one);
+  }
+  __syncthreads();
+  StreamRing ring{{shared.jobs, list.count, -1, 0, 0, 0, 0, nullptr}, address_in_shared(shared.ring[warp]), 0};
+#pragma unroll 1
+  for (int i = 0; i < kSlots; i++) ring.copies.next(ring.begin + i * kStepBytes);
+  ring.at = ring.begin;
   wait_for_previous();
   let_next_begin();
-  Piece held[kHeld];
   int turn = 0;  // two rooms for sums in turn: one barrier a round
+#pragma unroll 1
   for (int i = 0; i < list.count; i++) {
     const Product& job = list.jobs[i];
-    const WarpPlan& plan = shared.plans[i];
-    const RowRange chunks = ChunksOfWarp{}(job, plan);
-    for (uint32_t round = 0; round < plan.rounds; round++) {
-      const RowRange tile = plan.tile_of(round, warp);
-      float sums[4] = {};
-      if (tile.end > tile.begin) multiply_tile<T>(sums, ring, held, job, list.n, chunks, round == 0);
+    const WarpJob& mine = shared.jobs[i][warp];
+    const T* x = static_cast<const T*>(job.x) + lane / 4 * job.k + mine.first_chunk * kChunk + lane % 4 * 8;
+    if (lane / 4 >= list.n) x = nullptr;
+#pragma unroll 1
+    for (uint32_t round = 0; round < shared.plans[i].rounds; round++) {
+      TileSums sums = {};
+      if (round < mine.tiles) multiply_tile<T>(sums, ring, x, mine.chunks);
       put_sums(shared.sums[turn][warp], sums);
       __syncthreads();
-      write_round<T>(job, plan, round, list.n, shared.sums[turn]);
+      write_round<T>(job, shared.plans[i], round, list.n, shared.sums[turn]);
       turn ^= 1;
     }
   }

@@ -135,7 +135,7 @@ class Forward {
     p.weight = data<float>(weight), p.bias = data<float>(bias);
     p.rows = t_.rows, p.cu_seqlens = t_.cu_seqlens;
     p.n = t_.n, p.c = t_.c, p.batch = t_.batch, p.pool_rows = t_.pool_rows;
-    p.eps = kNormEps, p.out_scale = 1.0f;
+    p.eps = kNormEps, p.out_scale = 1.0f, p.inverse_c = 1.0f / static_cast<float>(t_.c);
     return p;
   }
 

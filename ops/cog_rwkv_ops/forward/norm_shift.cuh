@@ -8,10 +8,9 @@
 
 namespace cog_rwkv {
 
-constexpr int kNormThreads = 256;
-constexpr int kMostVectors = 8;  // fours of channels a thread: rows of up to 8192
+constexpr int kNormThreads = 512;  // at most
+constexpr int kMostVectors = 4;    // fours of channels a thread: rows of up to 8192
 constexpr int kMostMixes = 6;
-constexpr int kLoadsAhead = 8;  // partial sums that are on their way at once
 
 // What a product left for the residual stream: `slices` partial sums of [n, c], added in order and multiplied by
 // `scale`. Float32, or W where `rounded`, which has one slice. No slices: there is nothing to add.
@@ -34,7 +33,7 @@ struct NormShift {
   int64_t n, c, mixes, stride, batch, pool_rows;
   int64_t each;  // tokens a block walks through
   int parts;     // blocks that share a token, each with some of its channels; 1 where a block has several tokens
-  float eps, out_scale;
+  float eps, out_scale, inverse_c;  // 1 / c
 };
 
 __device__ __forceinline__ float4 operator+(float4 a, float4 b) {
@@ -64,7 +63,8 @@ __device__ __forceinline__ void store_rounded(W* p, float4 v) {
 }
 
 // Channels c to c + 3 of token t: the residual stream with what is to be added.
-template <class W>
+// `ahead`: partial sums that are on their way at once.
+template <int ahead, class W>
 __device__ __forceinline__ float4 residual(const NormShift<W>& p, int64_t t, uint32_t c) {
   const int64_t at = t * p.c + c;
   const float4 x = float4_of(p.x + at);
@@ -72,14 +72,14 @@ __device__ __forceinline__ float4 residual(const NormShift<W>& p, int64_t t, uin
   if (p.delta.rounded) return x + float4_of(static_cast<const W*>(p.delta.values) + at) * p.delta.scale;
   const float* slice = static_cast<const float*>(p.delta.values) + at;
   float4 sum = float4_of(slice);
-  for (int s = 1; s < p.delta.slices; s += kLoadsAhead) {
-    float4 parts[kLoadsAhead];
+  for (int s = 1; s < p.delta.slices; s += ahead) {
+    float4 parts[ahead];
 #pragma unroll
-    for (int i = 0; i < kLoadsAhead; i++) {
+    for (int i = 0; i < ahead; i++) {
       if (s + i < p.delta.slices) parts[i] = float4_of(slice + (s + i) * p.n * p.c);
     }
 #pragma unroll
-    for (int i = 0; i < kLoadsAhead; i++) {
+    for (int i = 0; i < ahead; i++) {
       if (s + i < p.delta.slices) sum = sum + parts[i];
     }
   }
@@ -87,7 +87,8 @@ __device__ __forceinline__ float4 residual(const NormShift<W>& p, int64_t t, uin
 }
 
 // The channels of a token in fours, in the order in which a block goes through them: from its own share around to it
-// again. Thread `threadIdx.x` has those at threadIdx.x + j * 256, and computes the results of those in the share.
+// again. Thread `threadIdx.x` has those at threadIdx.x + j * blockDim.x, and computes the results of those in the
+// share.
 struct Channels {
   uint32_t fours, first, count;
 
@@ -103,7 +104,7 @@ struct Channels {
   }
 
  private:
-  __device__ __forceinline__ uint32_t place(int j) const { return threadIdx.x + j * kNormThreads; }
+  __device__ __forceinline__ uint32_t place(int j) const { return threadIdx.x + j * blockDim.x; }
 };
 
 // The weights of four channels.
@@ -134,18 +135,18 @@ __device__ float normalize(const NormShift<W>& p, const Channels& channels, int6
 #pragma unroll
   for (int j = 0; j < V; j++) {
     if (!channels.exists(j)) continue;
-    x[j] = residual(p, t, channels.channel(j));
+    x[j] = residual<8 / V>(p, t, channels.channel(j));
     total += (x[j].x + x[j].y) + (x[j].z + x[j].w);
   }
-  const float mean = reduce_block(total, Add{}, shared) / static_cast<float>(p.c);
+  const float mean = reduce_block(total, Add{}, shared) * p.inverse_c;
 #pragma unroll
   for (int j = 0; j < V; j++) {
     if (!channels.exists(j)) continue;
     y[j] = make_float4(x[j].x - mean, x[j].y - mean, x[j].z - mean, x[j].w - mean);
     squares += (y[j].x * y[j].x + y[j].y * y[j].y) + (y[j].z * y[j].z + y[j].w * y[j].w);
   }
-  const float variance = reduce_block(squares, Add{}, shared) / static_cast<float>(p.c);
-  return 1.0f / sqrtf(variance + p.eps);
+  const float variance = reduce_block(squares, Add{}, shared) * p.inverse_c;
+  return rsqrtf(variance + p.eps);
 }
 
 template <class W>
@@ -187,56 +188,52 @@ __device__ __forceinline__ bool is_padding(const Sequence& s) { return s.row == 
 // first token and written by who has its last, and these may be two blocks: where a sequence goes on beyond a block's
 // tokens, `last_kernel` writes the row, once all have been read.
 //
-// O: fours of the block's share a thread. Where it is one, its weights and its state are read before the wait.
-template <class W, int V, int O>
+// The first state is read before the wait, and so are a thread's weights where they are few enough to be kept.
+template <class W, int V>
 __global__ void __launch_bounds__(kNormThreads) norm_shift_kernel(const NormShift<W> p) {
   __shared__ float shared[32];
   const Channels channels(p.c, p.parts);
   const int64_t first = blockIdx.x * p.each, end = min(first + p.each, p.n);
   Sequence s = sequence_at_token(p, first);
-  ChannelWeights<W> weights;
-  float4 x[V], now[V], before[O], kept;
-  if constexpr (O == 1) {
-    if (channels.mine(0)) {
-      weights.load(p, channels.channel(0));
-      if (s.row_ok) kept = float4_of(p.shift + s.row * p.stride + channels.channel(0));
-    }
-  } else {
+  constexpr bool kept = V <= 2;
+  ChannelWeights<W> weights[kept ? V : 1];
+  float4 x[V], now[V], before[V];
 #pragma unroll
-    for (int j = 0; j < O; j++) {
-      if (channels.mine(j)) ChannelWeights<W>::prefetch(p, channels.channel(j));
+  for (int j = 0; j < V; j++) {
+    if (!channels.mine(j)) continue;
+    const uint32_t c = channels.channel(j);
+    if (s.row_ok) before[j] = float4_of(p.shift + s.row * p.stride + c);
+    if constexpr (kept) {
+      weights[j].load(p, c);
+    } else {
+      ChannelWeights<W>::prefetch(p, c);
     }
   }
   wait_for_previous();
   let_next_begin();
-  if (s.row_ok && s.begin < first) {
-    const float scale = normalize(p, channels, first - 1, x, now, shared);
-#pragma unroll
-    for (int j = 0; j < O; j++) {
-      if (!channels.mine(j)) continue;
-      if constexpr (O > 1) weights.load(p, channels.channel(j));
-      before[j] = scaled(now[j], scale, weights);
-    }
-  }
-  for (int64_t t = first; t < end; t++) {
+  // A run in the middle of a sequence begins with the token before it, which is another block's to write.
+  for (int64_t t = s.row_ok && s.begin < first ? first - 1 : first; t < end; t++) {
     if (t > first && t >= s.end) s = sequence_at_token(p, t);
     const float scale = normalize(p, channels, t, x, now, shared);
 #pragma unroll
-    for (int j = 0; j < O; j++) {
+    for (int j = 0; j < V; j++) {
       if (!channels.mine(j)) continue;
       const uint32_t c = channels.channel(j);
-      if constexpr (O > 1) weights.load(p, c);
-      float4 y = scaled(now[j], scale, weights);
-      float* state = p.shift + s.row * p.stride + c;
-      if (!s.row_ok) {
-        before[j] = make_float4(nanf(""), nanf(""), nanf(""), nanf(""));
-        if (is_padding(s)) y = before[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      } else if (t == s.begin) {
-        before[j] = O == 1 && t == first ? kept : float4_of(state);
+      ChannelWeights<W>& w = weights[kept ? j : 0];
+      if constexpr (!kept) w.load(p, c);
+      float4 y = scaled(now[j], scale, w);
+      if (t >= first) {
+        float* state = p.shift + s.row * p.stride + c;
+        if (!s.row_ok) {
+          before[j] = make_float4(nanf(""), nanf(""), nanf(""), nanf(""));
+          if (is_padding(s)) y = before[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        } else if (t == s.begin && t > first) {
+          before[j] = float4_of(state);
+        }
+        if (p.x_out != nullptr) *reinterpret_cast<float4*>(p.x_out + t * p.c + c) = x[j];
+        mix_channels(p, w, t, c, y, before[j]);
+        if (s.row_ok && t == s.end - 1 && s.begin >= first) *reinterpret_cast<float4*>(state) = y;
       }
-      if (p.x_out != nullptr) *reinterpret_cast<float4*>(p.x_out + t * p.c + c) = x[j];
-      mix_channels(p, weights, t, c, y, before[j]);
-      if (s.row_ok && t == s.end - 1 && s.begin >= first) *reinterpret_cast<float4*>(state) = y;
       before[j] = y;
     }
   }
@@ -298,14 +295,21 @@ __global__ void __launch_bounds__(kNormThreads) norm_kernel(const NormShift<W> p
 template <class W>
 using NormKernel = void (*)(const NormShift<W>);
 
-// The instance for rows of c channels: `pick` is called with std::integral_constant of the fours a thread has.
+// The fours of channels that a thread has in rows of c channels: 1, 2 or 4.
+inline int vectors_for(int64_t c) { return c <= 4 * kNormThreads ? 1 : c <= 8 * kNormThreads ? 2 : kMostVectors; }
+
+// The instance for it: `pick` is called with a std::integral_constant.
 template <class F>
 auto for_width(int64_t c, F pick) {
-  const int64_t fours = (c / 4 + kNormThreads - 1) / kNormThreads;
-  if (fours <= 1) return pick(std::integral_constant<int, 1>{});
-  if (fours <= 2) return pick(std::integral_constant<int, 2>{});
-  if (fours <= 4) return pick(std::integral_constant<int, 4>{});
+  const int vectors = vectors_for(c);
+  if (vectors == 1) return pick(std::integral_constant<int, 1>{});
+  if (vectors == 2) return pick(std::integral_constant<int, 2>{});
   return pick(std::integral_constant<int, kMostVectors>{});
+}
+
+inline dim3 threads_for(int64_t c) {
+  const int64_t warp = 32 * 4 * vectors_for(c);
+  return dim3(static_cast<unsigned>((c + warp - 1) / warp * 32));
 }
 
 // How a launch is cut: several blocks a token where tokens are few, several tokens a block where they are many and
@@ -322,14 +326,11 @@ template <class W>
 void norm_shift(const char* op, cudaStream_t stream, NormShift<W> p, int multiprocessors) {
   cut(p, p.n, multiprocessors);
   const dim3 grid(static_cast<unsigned>((p.n + p.each - 1) / p.each), static_cast<unsigned>(p.parts));
-  const bool one = (p.c / 4 + p.parts - 1) / p.parts <= kNormThreads;  // four of the share a thread
-  const auto kernel = for_width(p.c, [&](auto v) -> NormKernel<W> {
-    return one ? norm_shift_kernel<W, v(), 1> : norm_shift_kernel<W, v(), v()>;
-  });
-  launch_chained(op, stream, kernel, grid, dim3(kNormThreads), 0, p);
+  const auto kernel = for_width(p.c, [](auto v) -> NormKernel<W> { return norm_shift_kernel<W, v()>; });
+  launch_chained(op, stream, kernel, grid, threads_for(p.c), 0, p);
   if (p.cu_seqlens == nullptr || p.batch == 0) return;
   const auto last = for_width(p.c, [](auto v) -> NormKernel<W> { return last_kernel<W, v()>; });
-  launch_chained(op, stream, last, dim3(static_cast<unsigned>(p.batch)), dim3(kNormThreads), 0, p);
+  launch_chained(op, stream, last, dim3(static_cast<unsigned>(p.batch)), threads_for(p.c), 0, p);
 }
 
 // `count` rows of layer norm, as norm_kernel says.
@@ -338,7 +339,7 @@ void norm_rows(const char* op, cudaStream_t stream, NormShift<W> p, int64_t coun
   cut(p, count, multiprocessors);
   const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(p.parts));
   const auto kernel = for_width(p.c, [](auto v) -> NormKernel<W> { return norm_kernel<W, v()>; });
-  launch_chained(op, stream, kernel, grid, dim3(kNormThreads), 0, p);
+  launch_chained(op, stream, kernel, grid, threads_for(p.c), 0, p);
 }
 
 }  // namespace cog_rwkv

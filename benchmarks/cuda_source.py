@@ -51,7 +51,7 @@ class CudaSource:
     def _compile(self) -> None:
         spec, nvcc = importlib.util.find_spec(self.package), find_nvcc()
         if spec is None or not spec.submodule_search_locations:
-            raise Missing(f"{self.package} is not installed: script/bench-peers")
+            raise Missing(f"not installed: {self.package} (script/bench-peers)")
         if nvcc is None:
             raise Missing(f"{self.package} comes as CUDA sources, and there is no nvcc: script/bench-peers elsewhere")
         stand_in = CACHE / "include" / "ATen"

@@ -8,9 +8,10 @@
 What is measured stands in ``benchmarks/op_cases``. Both sides run in turns on the same inputs; no time is given unless
 the result agrees with a reference. ``--save`` replaces the rows of what was measured and keeps the others.
 
-Kernels of other packages are made and checked in the same run, each within ``--seconds``; one that is missing, wrong or
-too slow to make gets a line and a place in ``not_counted`` of the last line, and the run goes on. Only what breaks the
-CUDA context itself ends it; the rows before it are saved. script/bench-peers gets the packages.
+Peers are made, and those of other packages checked, in the same run, each within ``--seconds``; one that is missing,
+wrong or too slow to make gets a line and a place in ``not_counted`` of the last line, and the run goes on; where none is
+left, ours has a row alone. Only what breaks the CUDA context itself ends the run; the rows before it are saved.
+script/bench-peers gets the packages.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import pkgutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "ops")]
 
 from benchmarks import op_cases, ops_report  # noqa: E402
-from benchmarks.op_cases import Case, Peer  # noqa: E402
+from benchmarks.op_cases import Case, Missing, Peer  # noqa: E402
 from benchmarks.ops_timing import Timed, ceilings, side_by_side, time_limit  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "h200_ops.json"
@@ -42,7 +44,10 @@ def floor(case: Case, limits: dict[str, float]) -> float:
 
 
 def measure(case: Case, limits: dict[str, float], options: argparse.Namespace) -> Iterator[Row]:
-    """One row a peer; of a package that does not count, why. Raises SystemExit where our result is wrong."""
+    """One row a peer, or one without; of a peer that does not count, why. Raises SystemExit where ours is wrong."""
+    makers = chosen_peers(case, options)
+    if not makers and (case.peers or case.packages):
+        return
     name = f"{case.op} {'backward' if case.backward else 'forward'} {case.dtype} {case.shape}"
     error = case.error()
     if not error <= case.bound:
@@ -53,39 +58,54 @@ def measure(case: Case, limits: dict[str, float], options: argparse.Namespace) -
         "dtype": str(case.dtype).removeprefix("torch."),
         "shape": case.shape,
     }
-    wanted = set(filter(None, options.peers.split(",")))
     sides = {"ours": Timed(case.ours, case.graph, options.milliseconds)}
-    for peer, calls in case.peers.items():
-        if not wanted or peer in wanted:
-            sides[peer] = Timed(calls, case.graph, options.milliseconds)
-    for peer, make in case.packages.items():
-        if not wanted or peer in wanted:
-            try:
-                sides[peer] = checked(make, case, options)
-            except Exception as reason:  # whatever a package raises is the package's, and does not stop the run
-                yield what | {"peer": peer, "why": f"{type(reason).__name__}: {reason}".splitlines()[0]}
-                torch.cuda.synchronize()
+    for peer, make in makers.items():
+        try:
+            with time_limit(options.seconds):
+                sides[peer] = make()
+        except Exception as reason:  # whatever a peer raises is the peer's, and does not stop the run
+            yield what | {"peer": peer, "why": why(reason)}
+            torch.cuda.synchronize()
     times = side_by_side(sides, options.rounds)
     ours, least = times.pop("ours"), floor(case, limits)
-    for peer, theirs in times.items():
+    for peer, theirs in times.items() or [(ops_report.ALONE, None)]:
         yield what | {
             "ours_ms": _significant(ours),
             "peer": peer,
-            "peer_ms": _significant(theirs),
-            "ratio": round(theirs / ours, 3),
+            "peer_ms": theirs and _significant(theirs),
+            "ratio": theirs and round(theirs / ours, 3),
             "floor_ms": _significant(least),
             "share": round(least / ours, 3),
         }
 
 
+def chosen_peers(case: Case, options: argparse.Namespace) -> dict[str, Callable[[], Timed]]:
+    """What makes each peer of the case that ``--peers`` leaves, ready to be timed."""
+    plain = {name: partial(Timed, calls, case.graph, options.milliseconds) for name, calls in case.peers.items()}
+    packages = {name: partial(checked, make, case, options) for name, make in case.packages.items()}
+    wanted = names(options.peers)
+    return {name: make for name, make in (plain | packages).items() if not wanted or name in wanted}
+
+
 def checked(make: Callable[[], Peer], case: Case, options: argparse.Namespace) -> Timed:
-    """A package's kernels, ready to be timed. Raises what they raise, TimeoutError, or ArithmeticError: wrong."""
-    with time_limit(options.seconds):
-        peer = make()
-        error = peer.error()
-        if not error <= peer.bound:
-            raise ArithmeticError(f"its error is {error:.2e}, over {peer.bound:.1e}")
-        return Timed(peer.calls, case.graph, options.milliseconds)
+    """A package's kernels, ready to be timed. Raises what they raise, or ArithmeticError: wrong."""
+    peer = make()
+    error = peer.error()
+    if not error <= peer.bound:
+        raise ArithmeticError(f"its error is {error:.2e}, over {peer.bound:.1e}")
+    return Timed(peer.calls, case.graph, options.milliseconds)
+
+
+def why(reason: Exception) -> str:
+    """Why a peer does not count, in a line."""
+    if isinstance(reason, ImportError):
+        reason = Missing(f"not installed: {reason}")
+    return (str(reason) if isinstance(reason, Missing) else f"{type(reason).__name__}: {reason}").splitlines()[0]
+
+
+def names(given: str) -> set[str]:
+    """Of an argument with commas between; none mean all."""
+    return set(filter(None, given.split(",")))
 
 
 def _significant(x: float) -> float:
@@ -93,13 +113,16 @@ def _significant(x: float) -> float:
 
 
 def all_cases(only: set[str], modules: set[str]) -> Iterator[Case]:
-    """The cases of every file of ``op_cases``; ``only`` names operators, ``modules`` files, empty means all."""
+    """The cases of every file of ``op_cases``; ``only`` names operators, ``modules`` files, empty means all.
+
+    Those of other operators are not made.
+    """
     for found in pkgutil.iter_modules(op_cases.__path__):
-        if modules and found.name not in modules:
-            continue
-        for case in importlib.import_module(f"benchmarks.op_cases.{found.name}").cases():
-            if not only or case.op in only:
-                yield case
+        if not modules or found.name in modules:
+            module = importlib.import_module(f"benchmarks.op_cases.{found.name}")
+            for op in module.OPERATORS:
+                if not only or op in only:
+                    yield from module.cases(op)
 
 
 def main() -> None:
@@ -107,7 +130,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="operators, with commas between")
     parser.add_argument("--cases", default="", help="files of op_cases, with commas between")
     parser.add_argument("--peers", default="", help="names of peers, with commas between; else all")
-    parser.add_argument("--seconds", type=float, default=60.0, help="to make and check one package's kernels")
+    parser.add_argument("--seconds", type=float, default=60.0, help="to make and check one peer")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no other case begins")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--milliseconds", type=float, default=20.0, help="of a round of one side")
@@ -123,7 +146,7 @@ def main() -> None:
     print(torch.cuda.get_device_name(), f"torch {torch.__version__};", {k: f"{v:.3g}/s" for k, v in limits.items()})
     rows: list[Row] = []
     passed_over: list[Row] = []
-    for case in all_cases(set(filter(None, args.only.split(","))), set(filter(None, args.cases.split(",")))):
+    for case in all_cases(names(args.only), names(args.cases)):
         if time.monotonic() - begin > args.budget:
             print(f"{args.budget:.0f} s are over: not measured from {case.op} {case.shape} on")
             break

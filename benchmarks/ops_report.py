@@ -6,7 +6,9 @@ from pathlib import Path
 from benchmarks import marks
 
 Row = dict[str, object]
-KEY = ("op", "pass", "dtype", "shape", "peer")
+CASE = ("op", "pass", "dtype", "shape")
+KEY = (*CASE, "peer")
+ALONE = "-"  # the peer of a row that has none
 BEGIN, END = "<!-- benchmarks/ops.py --readme -->", "<!-- end -->"
 
 
@@ -15,10 +17,8 @@ def line(row: Row) -> str:
     what = f"{row['op']:>18} {row['pass']:8} {row['dtype']:8} {row['shape']:24}"
     if "why" in row:
         return f"{what} {row['peer']} does not count: {row['why']}"
-    return (
-        f"{what} {row['ours_ms']:>9} ms  "
-        f"{row['share']:>6.1%} of the floor  x{row['ratio']:<7} {row['peer']} {row['peer_ms']} ms"
-    )
+    ours = f"{what} {row['ours_ms']:>9} ms  {row['share']:>6.1%} of the floor"
+    return ours if row["peer"] == ALONE else f"{ours}  x{row['ratio']:<7} {row['peer']} {row['peer_ms']} ms"
 
 
 def load(path: Path) -> list[Row]:
@@ -27,10 +27,11 @@ def load(path: Path) -> list[Row]:
 
 
 def merge(path: Path, rows: list[Row]) -> None:
-    """Put ``rows`` into the file, in the place of rows for the same thing."""
-    found = {tuple(row[k] for k in KEY): row for row in load(path)}
-    found |= {tuple(row[k] for k in KEY): row for row in rows}
-    order = sorted(found.values(), key=lambda row: (row["op"], row["pass"] == "backward"))
+    """Put ``rows`` into the file, in the place of rows for the same thing; one without a peer is for want of others."""
+    found = {tuple(row[k] for k in KEY): row for row in [*load(path), *rows]}
+    compared = {key[:-1] for key in found if key[-1] != ALONE}
+    kept = [row for key, row in found.items() if key[-1] != ALONE or key[:-1] not in compared]
+    order = sorted(kept, key=lambda row: (row["op"], row["pass"] == "backward"))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("[\n" + ",\n".join(json.dumps(row) for row in order) + "\n]\n")
 
@@ -45,16 +46,17 @@ def draw(path: Path) -> None:
     rows = load(path)
     names = sorted({(row["op"], row["pass"]) for row in rows}, key=str, reverse=True)
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 1 + 0.33 * len(names)), sharey=True)
-    peers = sorted({str(row["peer"]) for row in rows})
+    peers = sorted({str(row["peer"]) for row in rows} - {ALONE})
     for row in rows:
         at = names.index((row["op"], row["pass"]))
         left.plot(row["share"], at, "o", color="tab:blue", alpha=0.5)
-        right.plot(row["ratio"], at, "o", color=f"C{peers.index(str(row['peer'])) % 10}", alpha=0.6)
+        if row["peer"] != ALONE:
+            right.plot(row["ratio"], at, "o", color=f"C{peers.index(str(row['peer'])) % 10}", alpha=0.6)
     left.set_yticks(range(len(names)), [f"{op} {which}" for op, which in names])
     left.set_xlabel("least possible time / our time")
     left.set_xlim(0, 1.1)
     right.set_xscale("log")
-    ratios = [float(str(row["ratio"])) for row in rows]
+    ratios = [float(str(row["ratio"])) for row in rows if row["peer"] != ALONE] or [1.0]
     ticks = [t for t in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if min(ratios) / 2 <= t <= max(ratios) * 2]
     right.set_xticks(ticks, [str(t) for t in ticks])
     right.set_xticks([], minor=True)
@@ -75,7 +77,7 @@ def table(rows: list[Row]) -> str:
     cells = []
     for r in rows:
         ours = [f"`{r['op']}`", r["pass"], r["dtype"], r["shape"], r["ours_ms"], f"{r['share']:.0%}"]
-        cells.append([str(cell) for cell in [*ours, r["peer"], r["peer_ms"], r["ratio"]]])
+        cells.append([ALONE if cell is None else str(cell) for cell in [*ours, r["peer"], r["peer_ms"], r["ratio"]]])
     return marks.table(head, cells)
 
 

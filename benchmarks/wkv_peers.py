@@ -182,7 +182,7 @@ def flash_linear_attention(p: Problem) -> Kernels:
         from fla.ops.rwkv6 import chunk_rwkv6
         from fla.ops.rwkv7 import chunk_rwkv7
     except ImportError as error:
-        raise Missing(f"{error}: script/bench-peers") from None
+        raise Missing(f"not installed: {error} (script/bench-peers)") from None
     leaves = _leaves(p.given)
     if p.op == "wkv4":
         _replace(leaves, "state", leaves["state"][:, :, None])
@@ -213,7 +213,7 @@ def flashrwkv2(p: Problem) -> Kernels:
     try:
         from flashrwkv2.tmix.wkv7.tilelang import tmix_wkv7_recurrent
     except (ImportError, OSError) as error:
-        raise Missing(f"{error}: script/bench-peers --tilelang") from None
+        raise Missing(f"not installed: {error} (script/bench-peers --tilelang)") from None
     batch, tokens, _ = p.sizes
     leaves = _leaves(p.given)
     _turn_state(leaves)

@@ -1,12 +1,10 @@
 """What benchmarks/ops.py makes of its rows."""
 
-import importlib
-import pkgutil
 from pathlib import Path
 
 import pytest
 
-from benchmarks import op_cases, ops_report
+from benchmarks import ops_report
 
 
 def row(op: str, ours: float = 1.0, **change: object) -> ops_report.Row:
@@ -25,6 +23,21 @@ def test_new_rows_take_the_place_of_old_ones(tmp_path: Path) -> None:
         ("a", "backward", "torch", 1.0),
         ("b", "forward", "torch", 1.0),
     ]
+
+
+def test_a_row_without_a_peer_stands_until_there_is_one_with(tmp_path: Path) -> None:
+    path, readme = tmp_path / "rows.json", tmp_path / "README.md"
+    alone = {"peer": ops_report.ALONE, "peer_ms": None, "ratio": None}
+    ops_report.merge(path, [row("a", **alone), row("b", **alone)])
+    assert "peer" not in ops_report.line(row("a", **alone)) and "50.0% of the floor" in ops_report.line(
+        row("a", **alone)
+    )
+    ops_report.merge(path, [row("a")])
+    ops_report.merge(path, [row("a", **alone)])
+    assert [(r["op"], r["peer"]) for r in ops_report.load(path)] == [("a", "torch"), ("b", "-")]
+    readme.write_text(f"{ops_report.BEGIN}\n{ops_report.END}\n")
+    ops_report.write_readme(path, readme)
+    assert "| `b` | forward | float16 | N=3 | 1.0 | 50% | - | - | - |" in readme.read_text().splitlines()
 
 
 def test_the_table_stands_between_the_marks(tmp_path: Path) -> None:
@@ -48,12 +61,6 @@ def test_the_table_stands_between_the_marks(tmp_path: Path) -> None:
 def test_draws_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     ops_report.merge(tmp_path / "rows.json", [row("swish"), row("swish", peer="copy"), row("add")])
+    ops_report.merge(tmp_path / "rows.json", [row("alone", peer=ops_report.ALONE, peer_ms=None, ratio=None)])
     ops_report.draw(tmp_path / "rows.json")
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_every_file_of_cases_has_its_function() -> None:
-    names = [found.name for found in pkgutil.iter_modules(op_cases.__path__)]
-    assert "elementwise" in names
-    for name in names:
-        assert callable(importlib.import_module(f"benchmarks.op_cases.{name}").cases)

@@ -1,7 +1,8 @@
-"""What ``benchmarks/ops.py`` measures: one file an operator (or a family), each with ``cases() -> Iterator[Case]``.
+"""What ``benchmarks/ops.py`` measures: one file an operator (or a family), each with two names.
 
-A case is built when the measurement reaches it and is dropped after it, so a file yields as many as it likes and holds
-the memory of one. To add an operator, add a file; nothing else names it.
+``OPERATORS`` are those it has cases of, and ``cases(op) -> Iterator[Case]`` makes those of one of them. A case is built
+when the measurement reaches it and is dropped after it, so a file yields as many as it likes and holds the memory of
+one. To add an operator, add a file; nothing else names it.
 """
 
 from collections.abc import Callable, Sequence

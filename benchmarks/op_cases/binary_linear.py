@@ -10,6 +10,7 @@ import cog_rwkv_ops as ops
 from benchmarks.op_cases import Case, numbers, relative_error
 from cog_rwkv_ops.binary_linear import reference
 
+OPERATORS = ("binary_linear",)
 HALF = torch.float16
 COPIES = 8  # of the weight: what is read was not read just now
 SIZES = [(1, 4096), (1, 8192), (8, 8192), (32, 8192), (256, 8192), (1, 2560)]  # N, K = M
@@ -33,14 +34,14 @@ def forward_error(x: Tensor, weight: Tensor) -> float:
     return relative_error(ops.binary_linear_packed(x, *ops.pack_signs(weight)), right)
 
 
-def cases() -> Iterator[Case]:
+def cases(op: str) -> Iterator[Case]:
     """Decoding sizes, some batches, and one step of training."""
     for n, k in SIZES:
         weights = [numbers(k, k, dtype=HALF, seed=i) for i in range(COPIES)]
         packed = [ops.pack_signs(weight) for weight in weights]
         x = numbers(n, k, dtype=HALF, seed=99)
         yield Case(
-            op="binary_linear",
+            op=op,
             backward=False,
             dtype=HALF,
             shape=f"N={n} K=M={k}",
@@ -53,7 +54,7 @@ def cases() -> Iterator[Case]:
     n, k = 1024, 4096
     given = numbers(n, k, dtype=HALF, seed=1), numbers(k, k, dtype=HALF, seed=2), numbers(n, k, dtype=HALF, seed=3)
     yield Case(
-        op="binary_linear",
+        op=op,
         backward=True,
         dtype=HALF,
         shape=f"N={n} K=M={k}",

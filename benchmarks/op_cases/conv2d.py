@@ -9,6 +9,7 @@ from torch import Tensor
 from benchmarks.op_cases import Call, Case, numbers, relative_error, sets_for
 from cog_rwkv_ops._library import operator
 
+OPERATORS = ("conv2d",)
 BATCH = 32
 DTYPES = (torch.float16, torch.bfloat16)
 # Channels in and out, side of the image, kernel, stride.
@@ -73,7 +74,7 @@ def one_set(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> dict[str, 
     }
 
 
-def cases() -> Iterator[Case]:
+def cases(op: str) -> Iterator[Case]:
     """Every shape, forward and both gradients. The reference is cuDNN's own result, from the same numbers."""
     torch.backends.cudnn.benchmark = True
     for dtype in DTYPES:
@@ -85,7 +86,7 @@ def cases() -> Iterator[Case]:
             for name in sets[0]:
                 ours, peer = sets[0][name]
                 yield Case(
-                    op="conv2d",
+                    op=op,
                     backward=name != "forward",
                     dtype=dtype,
                     shape=f"{name}, N={BATCH} C={c} K={k} {side}x{side} {kernel}x{kernel}/{stride}",

@@ -10,6 +10,7 @@ import cog_rwkv_ops as ops
 from benchmarks.op_cases import Case, numbers, relative_error, sets_for
 from cog_rwkv_ops._library import operator
 
+OPERATORS = ("depthwise_conv1d",)
 BATCH, CHANNELS = 32, 768
 TIMES = (64, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 PEER = "torch.fft"
@@ -49,7 +50,7 @@ def backward_error(gradient: Tensor, w: Tensor, k: Tensor) -> float:
     return max(relative_error(a, b) for a, b in zip(both(gradient, w, k), right, strict=True))
 
 
-def cases() -> Iterator[Case]:
+def cases(op: str) -> Iterator[Case]:
     """B = 32, C = 768."""
     for dtype in (torch.float32, torch.float16):
         for time in TIMES:
@@ -57,9 +58,7 @@ def cases() -> Iterator[Case]:
             count = sets_for(2 * one, most=8)
             w = numbers(CHANNELS, time, dtype=dtype, seed=0)
             signals = [numbers(BATCH, CHANNELS, time, dtype=dtype, seed=1 + i) for i in range(count)]
-            size = partial(
-                Case, op="depthwise_conv1d", dtype=dtype, shape=f"T={time}", bound=2 * torch.finfo(dtype).eps + 2e-6
-            )
+            size = partial(Case, op=op, dtype=dtype, shape=f"T={time}", bound=2 * torch.finfo(dtype).eps + 2e-6)
             yield size(
                 backward=False,
                 ours=[partial(ops.depthwise_conv1d, w, k) for k in signals],

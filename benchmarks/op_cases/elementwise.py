@@ -21,14 +21,16 @@ BYTES = 256 << 20  # of one buffer
 SETS = 3
 Function = Callable[..., Tensor]
 
-# Name, whether it is a backward, our call, the definition, how many inputs.
-OPERATORS: list[tuple[str, bool, Function, Function, int]] = [
-    ("add", False, ops.add, add, 2),
-    ("swish", False, ops.swish, swish, 1),
-    ("swish", True, operator("swish_backward"), swish_backward, 2),
-    ("binary_activation", False, ops.binary_activation, binary_activation, 1),
-    ("binary_activation", True, operator("binary_activation_backward"), binary_activation_backward, 2),
-]
+# Of each operator: whether it is a backward, our call, the definition, how many inputs.
+PASSES: dict[str, list[tuple[bool, Function, Function, int]]] = {
+    "add": [(False, ops.add, add, 2)],
+    "swish": [(False, ops.swish, swish, 1), (True, operator("swish_backward"), swish_backward, 2)],
+    "binary_activation": [
+        (False, ops.binary_activation, binary_activation, 1),
+        (True, operator("binary_activation_backward"), binary_activation_backward, 2),
+    ],
+}
+OPERATORS = tuple(PASSES)
 
 
 def copies(bytes_moved: int) -> list[Callable[[], object]]:
@@ -43,16 +45,16 @@ def error(call: Function, definition: Function, given: list[Tensor]) -> float:
     return relative_error(call(*few), definition(*few))
 
 
-def cases() -> Iterator[Case]:
-    """Every operator in every dtype, on buffers of 256 MiB."""
+def cases(op: str) -> Iterator[Case]:
+    """Its passes in every dtype, on buffers of 256 MiB."""
     for dtype in DTYPES:
         size = BYTES // dtype.itemsize
-        for name, backward, call, definition, count in OPERATORS:
+        for backward, call, definition, count in PASSES[op]:
             sets = [[numbers(size, dtype=dtype, seed=8 * s + i) for i in range(count)] for s in range(SETS)]
             peer = compiled(definition)
             moved = (count + 1) * BYTES
             yield Case(
-                op=name,
+                op=op,
                 backward=backward,
                 dtype=dtype,
                 shape=f"N={size}",

@@ -1,7 +1,7 @@
 """host_gather and host_scatter_ beside the two plain ways: through the host's index_select, and the bus's best copy."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 import cog_rwkv_ops as ops
 from benchmarks.op_cases import Case, numbers
 
+OPERATORS = ("host_gather", "host_scatter_")
 TABLE = 1 << 30  # bytes, far more than any cache
 # Bytes of a row, rows of a call.
 SIZES = [(64, 65536), (256, 65536), (512, 65536), (1024, 32768), (8192, 1), (8192, 32), (8192, 320), (8192, 16384)]
@@ -52,17 +53,23 @@ def scattered(table: Tensor, ids: Tensor, values: Tensor) -> float:
     return float(not torch.equal(table[ids.cpu()], values.cpu()))
 
 
-def cases() -> Iterator[Case]:
+@cache
+def whole_table() -> Tensor:
+    """Random float16 numbers in pinned memory, made once for both operators."""
+    return torch.randn(TABLE // 2, generator=torch.Generator().manual_seed(0)).to(torch.float16).pin_memory()
+
+
+def cases(op: str) -> Iterator[Case]:
     """Random rows, each another, of a table of 1 GiB. The host takes part in the peers, so its clock tells the time."""
-    random = torch.Generator().manual_seed(0)
-    whole = torch.randn(TABLE // 2, generator=random).to(torch.float16).pin_memory()
+    random = torch.Generator().manual_seed(1)
     for row, count in SIZES:
-        table = whole.view(-1, row // 2)
+        table = whole_table().view(-1, row // 2)
         sets = [torch.randperm(len(table), generator=random)[:count].cuda() for _ in range(4)]
         values = numbers(count, row // 2, dtype=torch.float16, seed=1)
         block, on_device = table[:count], torch.empty_like(values)
         size = partial(
             Case,
+            op=op,
             backward=False,
             dtype=torch.float16,
             shape=f"row={row}B N={count}",
@@ -70,21 +77,21 @@ def cases() -> Iterator[Case]:
             bus_bytes=row * count,
             graph=False,
         )
-        yield size(
-            op="host_gather",
-            ours=[partial(ops.host_gather, table, ids) for ids in sets],
-            peers={
-                "index_select on the host + copy": [on_host(table, ids) for ids in sets],
-                "contiguous pinned copy": [partial(on_device.copy_, block, non_blocking=True)],
-            },
-            error=partial(gathered, table, sets[0]),
-        )
-        yield size(
-            op="host_scatter_",
-            ours=[partial(ops.host_scatter_, table, ids, values) for ids in sets],
-            peers={
-                "copy + index_copy_ on the host": [back_on_host(table, ids, values) for ids in sets],
-                "contiguous pinned copy": [partial(block.copy_, values, non_blocking=True)],
-            },
-            error=partial(scattered, table, sets[0], values),
-        )
+        if op == "host_gather":
+            yield size(
+                ours=[partial(ops.host_gather, table, ids) for ids in sets],
+                peers={
+                    "index_select on the host + copy": [on_host(table, ids) for ids in sets],
+                    "contiguous pinned copy": [partial(on_device.copy_, block, non_blocking=True)],
+                },
+                error=partial(gathered, table, sets[0]),
+            )
+        else:
+            yield size(
+                ours=[partial(ops.host_scatter_, table, ids, values) for ids in sets],
+                peers={
+                    "copy + index_copy_ on the host": [back_on_host(table, ids, values) for ids in sets],
+                    "contiguous pinned copy": [partial(block.copy_, values, non_blocking=True)],
+                },
+                error=partial(scattered, table, sets[0], values),
+            )

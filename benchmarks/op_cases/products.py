@@ -12,6 +12,7 @@ from torch import Tensor
 import cog_rwkv_ops as ops
 from benchmarks.op_cases import Case, numbers, relative_error, sets_for
 
+OPERATORS = ("products", "active_rows")
 HALF = torch.float16
 C, FFN, VOCABULARY = 4096, 16384, 65536
 ROWS = [1, 2, 4, 8, 16, 32, 64]
@@ -84,7 +85,6 @@ def active_cases() -> Iterator[Case]:
         )
 
 
-def cases() -> Iterator[Case]:
+def cases(op: str) -> Iterator[Case]:
     """`benchmarks/ops.py --cases products` measures these, in less than a minute."""
-    yield from product_cases()
-    yield from active_cases()
+    return product_cases() if op == "products" else active_cases()

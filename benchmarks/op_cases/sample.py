@@ -9,6 +9,7 @@ from torch import Tensor
 from benchmarks.op_cases import Case, numbers, sets_for
 from model.sampling import Sampler, SamplingParams
 
+OPERATORS = ("sample_",)
 VOCAB = 65536
 BATCHES = (1, 32, 256, 960)
 WAYS: dict[str, Callable[[int], SamplingParams]] = {
@@ -34,14 +35,14 @@ def disagreement(way: str, logits: Tensor) -> float:
     return float((ours != theirs).float().mean())
 
 
-def cases() -> Iterator[Case]:
+def cases(op: str) -> Iterator[Case]:
     """Fresh logits each call while they fit a few GB, so that none come out of the cache."""
     for batch in BATCHES:
         sets = min(sets_for(batch * VOCAB * 4), 8)
         logits = [numbers(batch, VOCAB, dtype=torch.float32, seed=seed, scale=3.0) for seed in range(sets)]
         for way in WAYS:
             yield Case(
-                "sample_", False, torch.float32, f"B={batch} V={VOCAB} {way}",
+                op, False, torch.float32, f"B={batch} V={VOCAB} {way}",
                 ours=calls(way, logits, tuned=True),
                 peers={"torch": calls(way, logits, tuned=False)},
                 error=partial(disagreement, way, logits[0]),

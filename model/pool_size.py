@@ -4,25 +4,39 @@ What is free after the weights, less a reserve for the steps themselves, holds t
 may have a part.
 """
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
 from model.config import Config
+from model.decode_graphs import DecodeGraphs
 from model.device import DTYPES
 from model.errors import RwkvError
+from model.handle import Handle
 from model.logs import get_logger
 from model.memory import MIB, free_memory
 from model.prefix_cache import PrefixCache
 from model.sampling import Sampler, SamplingParams
+from model.scheduler import Part, Sequence
 from model.settings import PREFIX, Settings
 from model.state import StatePool, state_bytes
-from model.stepper import Model
+from model.stepper import Model, Stepper
 from model.tiers import StateTiers
 
 SHARE = 0.5  # of the free memory, for a pool whose size was not asked for
 CACHE_SHARE = 0.25  # of what is still free then, for the prefix cache, but no more than
 CACHE_MOST = 4096 * MIB  # on CUDA, and
 CPU_STATES = 16  # on the CPU, where a process that grows is a surprise
+# Free on CUDA once the largest steps have been made, for what other steps bring with them: the code of kernels, which
+# the driver loads when they are first called, and blocks of other sizes. On an H200 15 MiB were too few.
+SPARE = 64 * MIB
+
+Made = tuple[StatePool, Sampler, DecodeGraphs | None]
+T = TypeVar("T")
 
 log = get_logger()
 
@@ -33,32 +47,58 @@ class NoRoomError(RwkvError):
     code = "E140"
 
 
-def fit(model: Model, config: Config, settings: Settings, allowed: Tensor) -> tuple[StatePool, Sampler]:
-    """A pool and its sampler, with as many rows as were asked for or as there is room for.
+def fit(
+    model: Model, config: Config, settings: Settings, allowed: Tensor, careful: Model | None = None
+) -> tuple[StatePool, Sampler, DecodeGraphs | None]:
+    """A pool and its sampler, with as many rows as were asked for or as there is room for, and the graphs over it.
 
-    On CUDA with so many that the largest step has been made once. ``allowed``: as for the sampler. Raises NoRoomError,
-    with the numbers, where there is no room for one.
+    On CUDA with so many that the largest steps have been made once, and something is left. ``allowed``: as for the
+    sampler. ``careful``: as for the engine; a ``model`` that has one gets graphs for its steps of one token each.
+    Raises NoRoomError, with the numbers, where there is no room for one row.
     """
     size = row_bytes(config, DTYPES[settings.state_dtype])
     rows = choose_rows(settings, size, free_memory(model.device), model.device)
-    while isinstance(found := _try(model, config, settings, rows, allowed), str):
+    while isinstance(found := _try(model, config, settings, rows, allowed, careful), str):
         rows = _fewer(rows, model.device, found)
     return found
 
 
 def _try(
-    model: Model, config: Config, settings: Settings, rows: int, allowed: Tensor
-) -> tuple[StatePool, Sampler] | str:
+    model: Model, config: Config, settings: Settings, rows: int, allowed: Tensor, careful: Model | None
+) -> Made | str:
     """Those, or why there cannot be so many rows."""
     device = model.device
     try:
         pool = StatePool(config, rows, device, DTYPES[settings.state_dtype])
         sampler = Sampler(config.vocab, rows, device, allowed, tuned=settings.kernels == "tuned")
-        if device.type == "cuda":
-            rehearse(model, pool, sampler, settings.chunk(device.type))
+        if device.type == "cpu":
+            return pool, sampler, None
+        chunk = settings.chunk(device.type)
+        graphs = in_a_thread(partial(_warm, model, pool, sampler, chunk, careful))
+        free = free_memory(device)
     except RuntimeError as error:  # an operator that finds no memory raises just that, and prints why
         return str(error).partition("\n")[0]
-    return pool, sampler
+    if free < SPARE:
+        return f"the largest steps leave {free / MIB:.1f} MiB, {SPARE / MIB:.0f} MiB are wanted"
+    return pool, sampler, graphs
+
+
+def _warm(model: Model, pool: StatePool, sampler: Sampler, chunk: int, careful: Model | None) -> DecodeGraphs | None:
+    """The graphs first: a capture begins with giving back what torch keeps, which is what a rehearsal is for."""
+    with torch.cuda.device(model.device):
+        graphs = DecodeGraphs(model, pool) if careful is not None else None
+        rehearse(model, pool, sampler, chunk, careful, graphs)
+    return graphs
+
+
+def in_a_thread(call: Callable[[], T]) -> T:
+    """``call()`` in a thread that ends with it, as the one before the engine's.
+
+    torch has a cuBLAS handle for each thread, on an H200 with a workspace of 32 MiB, and gives that of a thread that
+    has ended to the next one. So the engine's thread finds it made, instead of making another at a request.
+    """
+    with ThreadPoolExecutor(1) as one:
+        return one.submit(call).result()
 
 
 def choose_rows(settings: Settings, size: int, free: int, device: torch.device) -> int:
@@ -107,24 +147,33 @@ def open_cache(settings: Settings, pool: StatePool) -> PrefixCache | None:
     return PrefixCache(tiers, exact=device.type == "cpu")
 
 
-@torch.inference_mode()
-def rehearse(model: Model, pool: StatePool, sampler: Sampler, chunk: int) -> None:
-    """The largest step that can come: a chunk of a prompt, a token of every other row, sampling with all it can do.
+def rehearse(
+    model: Model,
+    pool: StatePool,
+    sampler: Sampler,
+    chunk: int,
+    careful: Model | None = None,
+    graphs: DecodeGraphs | None = None,
+) -> None:
+    """The largest steps that can come, as the engine makes them, and those of one token of every row.
 
-    The memory that it takes stays with torch, for the steps to come. Raises RuntimeError where it is not there.
+    The largest: a chunk of a prompt, of which nothing is drawn yet, and a token of every other row, with all that
+    sampling can do. The memory that they take stays with torch, for the steps to come. Raises RuntimeError where it is
+    not there.
     """
     params = SamplingParams(top_p=0.5, top_k=50, presence_penalty=0.1, seed=0)
+    stepper = Stepper(model, sampler, pool, careful, graphs)
+    for size in (chunk, 1):
+        for care in (False, True) if careful is not None else (False,):
+            lengths = [1] * (pool.rows - 1) + [size]
+            sequences = [
+                Sequence([0] * length, params, 1, Handle(), row=row, careful=care) for row, length in enumerate(lengths)
+            ]
+            drawing = max(1, pool.rows - (size > 1))
+            parts = [Part(one, 0, one.prompt, draws=one.row < drawing) for one in sequences]
+            stepper.launch(parts, set()).result()
     for row in range(pool.rows):
-        pool.clear(row)
-        sampler.set_row(row, params)
-    ends = torch.arange(pool.rows + 1)
-    ends[-1] = pool.rows - 1 + chunk
-    ids = torch.zeros(int(ends[-1]), dtype=torch.int64, device=model.device)
-    rows = torch.arange(pool.rows, device=model.device)
-    logits = model.forward(ids, pool, rows, ends.to(model.device))
-    sampler.sample(logits, rows)[0].tolist()
-    for row in range(pool.rows):
-        sampler.clear_row(row)
+        stepper.end(row)
 
 
 def _fewer(rows: int, device: torch.device, problem: str) -> int:

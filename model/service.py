@@ -7,7 +7,6 @@ from dataclasses import asdict
 import torch
 
 from model import checkpoint
-from model.decode_graphs import DecodeGraphs
 from model.device import choose_device, choose_dtype, why_not_cuda
 from model.engine import Engine, EngineError
 from model.errors import RequestError
@@ -57,12 +56,12 @@ class Service:
         dtype = choose_dtype(settings.dtype, device)
         tuned = settings.kernels == "tuned"
         model = RWKV7.load(found, device, dtype, host_embedding=settings.host_embedding, tuned=tuned)
-        pool, sampler = fit(model, found.config, settings, allowed)
-        graphs = DecodeGraphs(model, pool) if model.tuned else None
+        careful = model.careful()
+        pool, sampler, graphs = fit(model, found.config, settings, allowed, careful)
         engine = Engine(
             model, sampler, pool, settings.chunk(device.type),
             grid=settings.grid(device.type), max_queue=settings.max_queue,
-            cache=open_cache(settings, pool), careful=model.careful(), graphs=graphs,
+            cache=open_cache(settings, pool), careful=careful, graphs=graphs,
         )  # fmt: skip
         sessions = open_sessions(settings, device, origin(found, model, settings))
         service = cls(engine, tokenizer, settings, sessions)

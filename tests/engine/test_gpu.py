@@ -12,7 +12,7 @@ from model.decode_graphs import DecodeGraphs
 from model.engine import Engine
 from model.handle import Handle
 from model.memory import MIB, free_memory
-from model.pool_size import NoRoomError, fit, row_bytes
+from model.pool_size import SPARE, NoRoomError, fit, row_bytes
 from model.prefix_cache import PrefixCache
 from model.rwkv7 import RWKV7
 from model.sampling import Sampler, SamplingParams
@@ -176,16 +176,22 @@ def test_the_pool_takes_what_is_free_and_no_request_finds_none(
     ballast = torch.empty(free_memory(model.device) - 700 * MIB, dtype=torch.uint8, device="cuda")
     try:
         settings = Settings(max_batch=4096, memory_reserve=100, prefill_chunk=256)
-        pool, sampler = fit(model, model.config, settings, allowed)
+        careful = model.careful()
+        pool, sampler, graphs = fit(model, model.config, settings, allowed, careful)
+        assert (graphs is not None) == model.tuned
         assert 16 <= pool.rows < 1400
         assert "event=pool_shrunk" in capsys.readouterr().out
-        engine = Engine(model, sampler, pool, 256)
+        free = free_memory(model.device)
+        assert free >= SPARE
+        engine = Engine(model, sampler, pool, 256, careful=careful, graphs=graphs)
         params = SamplingParams(top_p=0.5, top_k=50, presence_penalty=0.1, seed=0)
         handles = [engine.submit(_prompt(n, 300), params, 12) for n in range(pool.rows + 20)]
         for handle in handles:
             list(handle)
         assert {handle.finish_reason for handle in handles} <= {"length", "stop"}
         assert engine.counters()["steps_failed"] == 0
+        # The engine's thread took over the cuBLAS handle of the rehearsal, whose workspace alone has 32 MiB.
+        assert free - free_memory(model.device) < 32 * MIB
         engine.close()
         with pytest.raises(NoRoomError, match=r"E140 .* MiB are free on cuda"):
             fit(model, model.config, Settings(memory_reserve=100000), allowed)

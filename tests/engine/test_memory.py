@@ -1,5 +1,6 @@
 """How many rows there are: from what is free, with numbers where that is too little."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from model.memory import MIB, free_memory, free_ram
 from model.pool_size import NoRoomError, choose_rows, fit, row_bytes
 from model.rwkv7 import RWKV7
 from model.sampling import Sampler
+from model.sampling_plain import Uses
 from model.settings import Settings
 from model.state import StatePool, state_bytes
 from tests import tiny
@@ -113,28 +115,78 @@ def test_a_pool_that_turns_out_too_large_is_halved(
     monkeypatch.setattr(pool_size, "StatePool", pool)
     allowed = torch.ones(SMALL.vocab, dtype=torch.bool)
     most, model = 10, StubModel(mixed)
-    made, sampler = fit(model, SMALL, Settings(max_batch=32), allowed)
-    assert made.rows == 8 and sampler._tables.counts.shape[0] == 8
+    made, sampler, graphs = fit(model, SMALL, Settings(max_batch=32), allowed)
+    assert made.rows == 8 and sampler._tables.counts.shape[0] == 8 and graphs is None
     assert capsys.readouterr().out.count("event=pool_shrunk") == 2
     most = 0
     with pytest.raises(NoRoomError, match=r"no room for a step of one sequence: \d+\.\d MiB are free on cpu: no room$"):
         fit(model, SMALL, Settings(max_batch=32), allowed)
 
 
-def test_the_largest_step_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_on_cuda_the_largest_steps_must_leave_something(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def warm(model: StubModel, pool: StatePool, sampler: Sampler, chunk: int, careful: StubModel | None) -> str | None:
+        threads.append(threading.current_thread())
+        left.append(1000 * MIB - pool.rows * 20 * MIB)
+        if left[-1] < 0:
+            raise torch.OutOfMemoryError("no room for the steps\nand where")
+        return "graphs" if careful is not None else None
+
+    left = [2000 * MIB]
+    monkeypatch.setattr(pool_size, "free_memory", lambda device: left[-1])
+    monkeypatch.setattr(pool_size, "_warm", warm)
+    monkeypatch.setattr(pool_size, "StatePool", lambda config, rows, device, dtype: StatePool(config, rows))
+    monkeypatch.setattr(
+        pool_size, "Sampler", lambda vocab, rows, device, *rest, **more: Sampler(vocab, rows, "cpu", *rest)
+    )
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    allowed, settings = torch.ones(SMALL.vocab, dtype=torch.bool), Settings(max_batch=96, memory_reserve=100)
+    model = StubModel(mixed)
+    model.device = torch.device("cuda")  # so it says; what is made for it here lies on the CPU
+    pool, _, graphs = fit(model, SMALL, settings, allowed, careful=model)
+    assert (pool.rows, graphs) == (24, "graphs"), "96: no room for the steps; 48: 40 MiB left; 24: 520 MiB"
+    log = capsys.readouterr().out
+    assert 'problem="no room for the steps"' in log
+    assert 'problem="the largest steps leave 40.0 MiB, 64 MiB are wanted"' in log
+    assert len(threads) == 3 and not any(one.is_alive() or one is threading.main_thread() for one in threads)
+    left[-1] = 2000 * MIB
+    assert fit(model, SMALL, Settings(max_batch=2, memory_reserve=100), allowed)[2] is None
+    monkeypatch.setattr(pool_size, "_warm", lambda *_: left.append(MIB))
+    left[-1] = 2000 * MIB
+    with pytest.raises(NoRoomError, match=r"^E140 .*: 1\.0 MiB are free on cuda: the largest steps leave 1\.0 MiB"):
+        fit(model, SMALL, settings, allowed)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_the_largest_step_leaves_nothing_behind(tmp_path: Path, rows: int) -> None:
     model = RWKV7.load(checkpoint.load(str(tiny.write(tiny.Shape(vocab=300), tmp_path / "a.safetensors"))))
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[str, int, int]] = []
+    drawn: list[int] = []
 
     class Watched(StubModel):
+        name = "fast"
+
         def forward(self, ids: Tensor, pool: StatePool, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
-            seen.append((len(ids), len(rows)))
+            seen.append((self.name, len(ids), len(rows)))
             return model.forward(ids, pool, rows, cu_seqlens)
 
-    pool = StatePool(model.config, 5)
-    sampler = Sampler(300, 5, "cpu", torch.ones(300, dtype=torch.bool))
-    pool_size.rehearse(Watched(mixed, 300), pool, sampler, 64)
-    assert seen == [(68, 5)]
-    assert sampler._params == [None] * 5
+    class WatchedSampler(Sampler):
+        def sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            drawn.append(len(rows))
+            assert self._uses == Uses(drawn=True, penalised=True, top_k=True, top_p=True)
+            return super().sample(logits, rows)
+
+    pool, careful = StatePool(model.config, rows), Watched(mixed, 300)
+    careful.name = "careful"
+    sampler = WatchedSampler(300, rows, "cpu", torch.ones(300, dtype=torch.bool))
+    pool_size.rehearse(Watched(mixed, 300), pool, sampler, 64, careful)
+    sizes = [63 + rows, rows]
+    assert seen == [(name, size, rows) for size in sizes for name in ("fast", "careful")]
+    assert drawn == [max(1, rows - 1)] * 2 + [rows] * 2
+    assert sampler._params == [None] * rows
 
 
 @pytest.mark.parametrize(

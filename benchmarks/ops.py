@@ -9,8 +9,8 @@ What is measured stands in ``benchmarks/op_cases``. Both sides run in turns on t
 the result agrees with a reference. ``--save`` replaces the rows of what was measured and keeps the others.
 
 Peers are made, and those of other packages checked, in the same run, each within ``--seconds``; one that is missing,
-wrong or too slow to make gets a line and a place in ``not_counted`` of the last line, and the run goes on; where none is
-left, ours has a row alone. Only what breaks the CUDA context itself ends the run; the rows before it are saved.
+wrong or too slow to make gets a line and a place in ``not_counted`` of the last line, and the run goes on; where none
+is left, ours has a row alone. Only what breaks the CUDA context itself ends the run; the rows before it are saved.
 script/bench-peers gets the packages.
 """
 

@@ -143,6 +143,27 @@ def test_padding_changes_nothing(tmp_path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("state", [torch.float32, torch.float16], ids=str)
+def test_padding_and_wrong_rows_between_many_tokens(tmp_path, state: torch.dtype) -> None:
+    """Blocks that go through several tokens each, some of which have no state."""
+    tuned, plain, _ = models(tmp_path, torch.float16)
+    ids, rows, ends = batch([1] * 700)
+    before = filled(tuned, 702, state)
+    one, other = copied(before, tuned), copied(before, tuned)
+    some = rows.clone()
+    some[::3], some[1::50] = -1, 1000
+    kept = some == rows
+    got = tuned.forward(ids, one, some, ends)
+    want = plain.forward(ids[kept], other, rows[kept], ends[: int(kept.sum()) + 1])
+    assert error(got[kept], want) < 0.02
+    assert error(one.wkv, other.wkv) < 0.02
+    assert torch.isfinite(got[some == -1]).all() and got[some == 1000].isnan().all()
+    idle = rows[~kept]
+    assert torch.equal(one.wkv[:, idle], before.wkv[:, idle])
+    assert torch.equal(one.shift[:, :, idle], before.shift[:, :, idle])
+
+
+@pytest.mark.gpu
 def test_a_row_outside_of_the_pool_gives_nan_and_harms_nobody(tmp_path) -> None:
     tuned, _, _ = models(tmp_path, torch.float16)
     ids, rows, ends = batch([1] * 3)

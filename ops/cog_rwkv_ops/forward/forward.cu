@@ -201,7 +201,7 @@ class Forward {
                            .pool_rows = t_.pool_rows,
                            .stride = stride,
                            .eps = kGroupNormEps};
-    head_steps(kOp, stream_, p, t_.n);
+    head_steps(kOp, stream_, p, t_.n, multiprocessors_);
   }
 
   // Packed sequences of any length, by the operators that are there for them.

@@ -1,11 +1,21 @@
 // All that happens inside a head while one token of each sequence is read: the keys and the in-context rate made
 // ready, the WKV-7 step, the group norm, the bonus and the gate. (time_mix_prepare, wkv7_ and time_mix_output in one.)
+//
+// The states are nearly all of the traffic. A block stays with a head and walks over tokens: eight warps hold the state
+// of one token while that of the next is on its way to their registers, and a ninth warp makes the next token's inputs
+// ready and finishes the one before.
 #pragma once
 
-#include "../csrc/chain.cuh"
 #include "../wkv7/stepwise.cuh"
+#include "prepare.cuh"
 
 namespace cog_rwkv {
+
+constexpr int kStepThreads = 256, kHeadThreads = kStepThreads + 32;
+
+// As many as the registers of a multiprocessor allow, so that it has 32 KB of states or more under way.
+template <class S>
+constexpr int kHeadBlocks = sizeof(S) == 2 ? 4 : 3;
 
 // W is the dtype of the activations, S that of the states.
 template <class W, class S>
@@ -21,126 +31,237 @@ struct HeadStep {
   float eps;
 };
 
-// What a head's threads share, float32.
-struct HeadInputs {
-  float in[6][kHead];  // as stepwise.cuh has them: r, decay, k, v, -kk, kk * a
-  float y[kHead];
-  float weight[kHead], bias[kHead];  // of the group norm
+// What the warps of a block hand to each other, float32: two of each, for tokens in turn.
+struct HeadShared {
+  float in[2][6][kHead];  // as work.cuh numbers them: r, decay, k, v, -kk, kk * a
+  float y[2][kHead];
 };
 
-// The weights of two channels of a head, lane and lane + 32, and what the end needs of a token's inputs.
-struct HeadLane {
-  float w0[2], a0[2], v0[2], k_k[2], k_a[2], r_k[2], gate[2], bonus;
+// A thread has eight keys of two values, `kHalf` apart: `sizeof(S)` pieces of 16 bytes. Eight neighbouring threads have
+// a value's 64 keys, and read and write them as whole lines.
+template <class S>
+struct StatePieces {
+  static constexpr int kHalf = 32, kPer = 16 / sizeof(S), kParts = 8 / kPer;  // values in a piece; pieces of eight keys
+  uint4 pieces[sizeof(S)];
+
+  // Of this thread, in a head's state.
+  static __device__ __forceinline__ int offset() { return threadIdx.x / 8 * kHead + threadIdx.x % 8 * kPer; }
+  static __device__ __forceinline__ int piece(int i) { return i / kParts * kHalf * kHead + i % kParts * 32; }
+
+  // Where the inputs of a key are kept, so that the eight threads find four of theirs side by side.
+  static __device__ __forceinline__ int place(int key) {
+    return kParts == 2 ? key : key / 4 % 2 * 32 + key / 8 * 4 + key % 4;
+  }
+
+  __device__ __forceinline__ void load(const S* from) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(S)); i++) pieces[i] = *reinterpret_cast<const uint4*>(from + piece(i));
+  }
+  __device__ __forceinline__ void store(S* to) const {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(S)); i++) *reinterpret_cast<uint4*>(to + piece(i)) = pieces[i];
+  }
+
+  // Four keys, `part` 0 or 1, of value 0 or 1.
+  __device__ __forceinline__ Vector<S, 4>& four(int value, int part) {
+    return reinterpret_cast<Vector<S, 4>*>(pieces)[value * 2 + part];
+  }
+  __device__ __forceinline__ float4 get(int value, int part) {
+    const Vector<S, 4>& v = four(value, part);
+    return make_float4(v.values[0], v.values[1], v.values[2], v.values[3]);
+  }
+  __device__ __forceinline__ void set(int value, int part, float4 x) {
+    four(value, part) = {static_cast<S>(x.x), static_cast<S>(x.y), static_cast<S>(x.z), static_cast<S>(x.w)};
+  }
 };
 
+// The eight warps: the recurrence. The first state does not depend on the kernel before, so it is loaded before the
+// wait.
 template <class W, class S>
-__device__ __forceinline__ void load_weights(const HeadStep<W, S>& p, HeadLane& l, HeadInputs& shared, int64_t head,
-                                             int lane) {
-#pragma unroll
-  for (int j = 0; j < 2; j++) {
-    const int64_t c = head * kHead + j * 32 + lane;
-    l.w0[j] = p.w0[c], l.a0[j] = p.a0[c], l.v0[j] = p.v_mix == nullptr ? 0.0f : p.v0[c];
-    l.k_k[j] = p.k_k[c], l.k_a[j] = p.k_a[c], l.r_k[j] = p.r_k[c];
-    shared.weight[j * 32 + lane] = p.weight[c], shared.bias[j * 32 + lane] = p.bias[c];
-  }
-}
-
-// By one warp: from the projections of a token's head to the inputs of the recurrence.
-template <class W, class S>
-__device__ __forceinline__ void prepare_head(const HeadStep<W, S>& p, HeadLane& l, HeadInputs& shared, int64_t at,
-                                             int lane) {
-  float kk[2], rate[2], squares = 0.0f, bonus = 0.0f;
-#pragma unroll
-  for (int j = 0; j < 2; j++) {
-    const int c = j * 32 + lane;
-    const float r = static_cast<float>(p.r[at + c]), k = static_cast<float>(p.k[at + c]);
-    float v = static_cast<float>(p.v[at + c]);
-    if (p.v_mix == nullptr) {
-      p.v_first[at + c] = static_cast<W>(v);
-    } else {
-      v += (static_cast<float>(p.v_first[at + c]) - v) * sigmoid(static_cast<float>(p.v_mix[at + c]) + l.v0[j]);
-    }
-    rate[j] = sigmoid(static_cast<float>(p.a[at + c]) + l.a0[j]);
-    kk[j] = k * l.k_k[j];
-    squares += kk[j] * kk[j];
-    const float key = k * (1.0f + (rate[j] - 1.0f) * l.k_a[j]);
-    bonus += r * key * l.r_k[j];
-    l.gate[j] = static_cast<float>(p.g[at + c]);
-    shared.in[kR][c] = r;
-    shared.in[kW][c] = expf(-0.60653065971263342f * sigmoid(static_cast<float>(p.w[at + c]) + l.w0[j]));  // e^-0.5
-    shared.in[kK][c] = key;
-    shared.in[kV][c] = v;
-  }
-  l.bonus = reduce_lanes(bonus, Add{});
-  const float scale = 1.0f / fmaxf(sqrtf(reduce_lanes(squares, Add{})), 1e-12f);
-#pragma unroll
-  for (int j = 0; j < 2; j++) {
-    const int c = j * 32 + lane;
-    shared.in[kA][c] = -(kk[j] * scale);
-    shared.in[kB][c] = kk[j] * scale * rate[j];
-  }
-}
-
-// By the same warp: from the recurrence's output to what the output projection reads.
-template <class W, class S>
-__device__ __forceinline__ void finish_head(const HeadStep<W, S>& p, const HeadLane& l, const HeadInputs& shared,
-                                            int64_t at, int lane) {
-  float y[2] = {shared.y[lane], shared.y[lane + 32]};
-  const float mean = reduce_lanes(y[0] + y[1], Add{}) * (1.0f / kHead);
-  y[0] -= mean, y[1] -= mean;
-  const float variance = reduce_lanes(y[0] * y[0] + y[1] * y[1], Add{}) * (1.0f / kHead);
-  const float scale = 1.0f / sqrtf(variance + p.eps);
-#pragma unroll
-  for (int j = 0; j < 2; j++) {
-    const int c = j * 32 + lane;
-    const float normal = y[j] * scale * shared.weight[c] + shared.bias[c];
-    p.out[at + c] = static_cast<W>((normal + l.bonus * shared.in[kV][c]) * l.gate[j]);
-  }
-}
-
-// A block a head of a token. The state does not depend on the kernel before, so it is on its way before the wait.
-template <class W, class S>
-__global__ void __launch_bounds__(kThreads, 4) head_step_kernel(const HeadStep<W, S> p) {
-  __shared__ __align__(16) HeadInputs shared;
-  const int64_t token = blockIdx.x / p.heads, head = blockIdx.x % p.heads, row = p.rows[token];
-  const int thread = threadIdx.x, value = thread / 4, quarter = thread % 4;
-  const bool ok = row >= 0 && row < p.pool_rows;
-  S* state = p.state + (ok ? row : 0) * p.stride + (head * kHead + value) * kHead + quarter * 4;
-  float4 s[4];
-#pragma unroll
-  for (int j = 0; j < 4; j++) s[j] = load4(state + j * 16, true);
-  HeadLane lane_values;
-  if (thread < 32) load_weights(p, lane_values, shared, head, thread);
+__device__ __forceinline__ void step_states(const HeadStep<W, S>& p, HeadShared& shared, uint32_t n) {
+  const int value = threadIdx.x / 8, eighth = threadIdx.x % 8;
+  S* const states = p.state + blockIdx.x * int64_t{kHead * kHead} + StatePieces<S>::offset();
+  const auto row_of = [&](uint32_t token) { return token < n ? p.rows[token] : -1; };
+  const auto ok = [&](int64_t row) { return static_cast<uint64_t>(row) < static_cast<uint64_t>(p.pool_rows); };
+  int64_t next = row_of(blockIdx.y), after = row_of(blockIdx.y + gridDim.y);
+  StatePieces<S> pieces{};
+  if (ok(next)) pieces.load(states + next * p.stride);
   wait_for_previous();
   let_next_begin();
-  const int64_t at = (token * p.heads + head) * kHead;
-  if (thread < 32) prepare_head(p, lane_values, shared, at, thread);
-  __syncthreads();
-  const float* in = &shared.in[0][0];
-  const float4* vectors = reinterpret_cast<const float4*>(in) + quarter;
-  float removed = 0.0f, y = 0.0f;
+  int turn = 0;
+#pragma unroll 1
+  for (uint32_t token = blockIdx.y; token < n; token += gridDim.y, turn ^= 1) {
+    const int64_t row = next;
+    float4 s[2][2];
 #pragma unroll
-  for (int j = 0; j < 4; j++) removed += dot4(s[j], vectors[kA * 16 + j * 4]);
-  removed = reduce_lanes<4>(removed, Add{});
-  const float v = shared.in[kV][value];
+    for (int i = 0; i < 4; i++) s[i / 2][i % 2] = pieces.get(i / 2, i % 2);
+    next = after, after = row_of(token + 2 * gridDim.y);
+    if (ok(next)) pieces.load(states + next * p.stride);
+    __syncthreads();
+    const float4* in = reinterpret_cast<const float4*>(shared.in[turn]) + eighth;
+    float removed[2] = {0.0f, 0.0f}, y[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    s[j] = step4(s[j], vectors[kW * 16 + j * 4], removed, vectors[kB * 16 + j * 4], v, vectors[kK * 16 + j * 4]);
-    y += dot4(s[j], vectors[kR * 16 + j * 4]);
+    for (int part = 0; part < 2; part++) {
+      const float4 a = in[kA * 16 + part * 8];
+#pragma unroll
+      for (int i = 0; i < 2; i++) removed[i] += dot4(s[i][part], a);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) removed[i] = reduce_lanes<8>(removed[i], Add{});
+    const float v[2] = {shared.in[turn][kV][value], shared.in[turn][kV][value + 32]};
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+      const float4 decay = in[kW * 16 + part * 8], b = in[kB * 16 + part * 8], k = in[kK * 16 + part * 8];
+      const float4 r = in[kR * 16 + part * 8];
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        s[i][part] = step4(s[i][part], decay, removed[i], b, v[i], k);
+        y[i] += dot4(s[i][part], r);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) y[i] = reduce_lanes<8>(y[i], Add{});
+    if (!ok(row)) y[0] = y[1] = row == -1 ? 0.0f : nanf("");  // -1: norm_shift.cuh
+    if (eighth == 0) shared.y[turn][value] = y[0], shared.y[turn][value + 32] = y[1];
+    if (!ok(row)) continue;
+    StatePieces<S> result;
+#pragma unroll
+    for (int i = 0; i < 4; i++) result.set(i / 2, i % 2, s[i / 2][i % 2]);
+    result.store(states + row * p.stride);
   }
-  y = reduce_lanes<4>(y, Add{});
-  if (quarter == 0) shared.y[value] = ok ? y : row == -1 ? 0.0f : nanf("");  // -1: norm_shift.cuh
-  if (ok) {
-#pragma unroll
-    for (int j = 0; j < 4; j++) store4(state + j * 16, s[j], true);
-  }
   __syncthreads();
-  if (thread < 32) finish_head(p, lane_values, shared, at, thread);
 }
 
+// The ninth warp has two neighbouring channels a lane, of a token's inputs and of the weights. The inputs are bits as
+// they come, so that nothing waits for them before they are used.
+template <class W>
+struct HeadInputs {
+  uint32_t r, w, k, v, a, g, v_mix, v_first;
+
+  template <class S>
+  __device__ __forceinline__ void load(const HeadStep<W, S>& p, uint32_t at) {
+    const auto bits = [&](const W* from) { return *reinterpret_cast<const uint32_t*>(from + at); };
+    r = bits(p.r), w = bits(p.w), k = bits(p.k), v = bits(p.v), a = bits(p.a), g = bits(p.g);
+    if (p.v_mix != nullptr) v_mix = bits(p.v_mix), v_first = bits(p.v_first);
+  }
+};
+
+template <class W>
+__device__ __forceinline__ float2 pair_of(const uint32_t& bits) {
+  return load_pair(reinterpret_cast<const W*>(&bits));
+}
+
+struct HeadWeights {
+  float2 w0, a0, v0, k_k, k_a, r_k, weight, bias;
+
+  template <class W, class S>
+  __device__ __forceinline__ void load(const HeadStep<W, S>& p, uint32_t c) {
+    w0 = load_pair(p.w0 + c), a0 = load_pair(p.a0 + c), k_k = load_pair(p.k_k + c), k_a = load_pair(p.k_a + c);
+    r_k = load_pair(p.r_k + c), weight = load_pair(p.weight + c), bias = load_pair(p.bias + c);
+    v0 = p.v_mix == nullptr ? make_float2(0.0f, 0.0f) : load_pair(p.v0 + c);
+  }
+};
+
+// What the end needs of a token.
+struct HeadEnd {
+  float2 bonus;   // times the value
+  uint32_t gate;  // as in HeadInputs
+};
+
+// To two units in the last place, and without the branches of an exact quotient, which would follow one another.
+__device__ __forceinline__ float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+
+// From the projections of a token's head to the inputs of the recurrence.
 template <class W, class S>
-void head_steps(const char* op, cudaStream_t stream, const HeadStep<W, S>& p, int64_t n) {
-  launch_chained(op, stream, head_step_kernel<W, S>, dim3(static_cast<unsigned>(n * p.heads)), dim3(kThreads), 0, p);
+__device__ __forceinline__ HeadEnd prepare_head(const HeadStep<W, S>& p, const HeadWeights& weights,
+                                                const HeadInputs<W>& inputs, float (&in)[6][kHead], uint32_t at) {
+  const int c = threadIdx.x % 32 * 2, place = StatePieces<S>::place(c);
+  const float2 r = pair_of<W>(inputs.r), w = pair_of<W>(inputs.w), k = pair_of<W>(inputs.k), a = pair_of<W>(inputs.a);
+  float2 v = pair_of<W>(inputs.v);
+  const float2 kk = make_float2(k.x * weights.k_k.x, k.y * weights.k_k.y);
+  const float squares = reduce_lanes(kk.x * kk.x + kk.y * kk.y, Add{});
+  if (p.v_mix == nullptr) {
+    store_pair(p.v_first + at, v.x, v.y);
+  } else {
+    const float2 mix = pair_of<W>(inputs.v_mix), first = pair_of<W>(inputs.v_first);
+    v.x += (first.x - v.x) * fast_sigmoid(mix.x + weights.v0.x),
+        v.y += (first.y - v.y) * fast_sigmoid(mix.y + weights.v0.y);
+  }
+  const float2 rate = make_float2(fast_sigmoid(a.x + weights.a0.x), fast_sigmoid(a.y + weights.a0.y));
+  const float2 key =
+      make_float2(k.x * (1.0f + (rate.x - 1.0f) * weights.k_a.x), k.y * (1.0f + (rate.y - 1.0f) * weights.k_a.y));
+  const float bonus = reduce_lanes(r.x * key.x * weights.r_k.x + r.y * key.y * weights.r_k.y, Add{});
+  constexpr float rate_of_decay = -0.60653065971263342f;  // -e^-0.5
+  const float scale = rsqrtf(fmaxf(squares, 1e-24f));
+  store_pair(&in[kR][place], r.x, r.y);
+  store_pair(&in[kW][place], expf(rate_of_decay * fast_sigmoid(w.x + weights.w0.x)),
+             expf(rate_of_decay * fast_sigmoid(w.y + weights.w0.y)));
+  store_pair(&in[kK][place], key.x, key.y);
+  store_pair(&in[kV][c], v.x, v.y);
+  store_pair(&in[kA][place], -(kk.x * scale), -(kk.y * scale));
+  store_pair(&in[kB][place], kk.x * scale * rate.x, kk.y * scale * rate.y);
+  return {make_float2(bonus * v.x, bonus * v.y), inputs.g};
+}
+
+// From the recurrence's output to what the output projection reads.
+template <class W>
+__device__ __forceinline__ void finish_head(const HeadWeights& weights, const HeadEnd& end, const float (&y)[kHead],
+                                            float eps, W* out) {
+  float2 normal = load_pair(&y[threadIdx.x % 32 * 2]);
+  const float mean = reduce_lanes(normal.x + normal.y, Add{}) * (1.0f / kHead);
+  normal.x -= mean, normal.y -= mean;
+  const float variance = reduce_lanes(normal.x * normal.x + normal.y * normal.y, Add{}) * (1.0f / kHead);
+  const float scale = rsqrtf(variance + eps);
+  const float2 gate = pair_of<W>(end.gate);
+  store_pair(out, (normal.x * scale * weights.weight.x + weights.bias.x + end.bonus.x) * gate.x,
+             (normal.y * scale * weights.weight.y + weights.bias.y + end.bonus.y) * gate.y);
+}
+
+// The ninth warp, a token ahead of the others and one behind, and with the inputs of another on their way.
+template <class W, class S>
+__device__ __forceinline__ void serve_states(const HeadStep<W, S>& p, HeadShared& shared, uint32_t n) {
+  const uint32_t c = blockIdx.x * kHead + threadIdx.x % 32 * 2, channels = static_cast<uint32_t>(p.heads) * kHead;
+  HeadWeights weights;
+  weights.load(p, c);
+  wait_for_previous();
+  let_next_begin();
+  HeadInputs<W> inputs;
+  HeadEnd end, before;
+  uint32_t next = blockIdx.y, at = next * channels + c;  // the inputs to be loaded
+  inputs.load(p, at);
+  for (int turn = 0;; turn ^= 1, before = end) {
+    const bool more = next < n;
+    const uint32_t now = at;
+    if (more) end = prepare_head(p, weights, inputs, shared.in[turn], now);
+    next += gridDim.y, at += gridDim.y * channels;
+    if (next < n) inputs.load(p, at);
+    __syncthreads();
+    if (next - gridDim.y != blockIdx.y) {
+      finish_head(weights, before, shared.y[turn ^ 1], p.eps, p.out + (now - gridDim.y * channels));
+    }
+    if (!more) return;
+  }
+}
+
+// Grid: the heads, by the blocks of each, which share the tokens. Both sides pass a barrier a token, and one more.
+template <class W, class S>
+__global__ void __launch_bounds__(kHeadThreads, kHeadBlocks<S>) head_step_kernel(const HeadStep<W, S> p, uint32_t n) {
+  __shared__ __align__(16) HeadShared shared;
+  const uint32_t warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // so the compiler sees that a warp stays together
+  if (warp < kStepThreads / 32) {
+    step_states(p, shared, n);
+  } else {
+    serve_states(p, shared, n);
+  }
+}
+
+// Offsets of activations fit into 32 bits: the states of so many tokens are 64 times as large.
+template <class W, class S>
+void head_steps(const char* op, cudaStream_t stream, const HeadStep<W, S>& p, int64_t n, int multiprocessors) {
+  const int64_t most = std::max<int64_t>(multiprocessors * kHeadBlocks<S> / p.heads, 1);  // blocks a head, all at once
+  const int64_t rounds = (n + most - 1) / most;
+  const dim3 grid(static_cast<unsigned>(p.heads), static_cast<unsigned>((n + rounds - 1) / rounds));
+  launch_chained(op, stream, head_step_kernel<W, S>, grid, dim3(kHeadThreads), 0, p, static_cast<uint32_t>(n));
 }
 
 }  // namespace cog_rwkv

@@ -53,9 +53,11 @@ struct StatePieces {
     return kParts == 2 ? key : key / 4 % 2 * 32 + key / 8 * 4 + key % 4;
   }
 
+  // Nobody reads them again, so not through the cache of the multiprocessor.
   __device__ __forceinline__ void load(const S* from) {
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(S)); i++) pieces[i] = *reinterpret_cast<const uint4*>(from + piece(i));
+    for (int i = 0; i < static_cast<int>(sizeof(S)); i++)
+      pieces[i] = __ldcg(reinterpret_cast<const uint4*>(from + piece(i)));
   }
   __device__ __forceinline__ void store(S* to) const {
 #pragma unroll
@@ -140,7 +142,7 @@ struct HeadInputs {
 
   template <class S>
   __device__ __forceinline__ void load(const HeadStep<W, S>& p, uint32_t at) {
-    const auto bits = [&](const W* from) { return *reinterpret_cast<const uint32_t*>(from + at); };
+    const auto bits = [&](const W* from) { return __ldcg(reinterpret_cast<const uint32_t*>(from + at)); };
     r = bits(p.r), w = bits(p.w), k = bits(p.k), v = bits(p.v), a = bits(p.a), g = bits(p.g);
     if (p.v_mix != nullptr) v_mix = bits(p.v_mix), v_first = bits(p.v_first);
   }

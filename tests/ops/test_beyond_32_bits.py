@@ -116,12 +116,17 @@ def test_wkv7_with_a_large_pool(cuda: str) -> None:
 
 
 def test_wkv7_with_many_tokens(cuda: str) -> None:
-    """A sequence that is computed in chunks lies over the edge, and a short one behind it."""
+    """A sequence that is computed in chunks lies over the edge, and a short one behind it.
+
+    a and b have a length of about 1, as a model's: then the products in tf32 are off by 4.2e-4, emulated for these
+    sizes with four seeds. At a length of 2.4 each token would multiply what is in the state, and its error with it:
+    1.3e-3 to 1.9e-3 after 72 tokens in the same emulation, and 1.24e-3 on an H200.
+    """
     heads, edge = WIDTH // 64, EDGE // WIDTH
     lengths = [1024] * (edge // 1024 - 1) + [960, 72, 5]
     bounds = torch.tensor([0, *lengths]).cumsum(0).to(cuda)
     tokens = sum(lengths)
-    given = [values(tokens, WIDTH, device=cuda, scale=0.3) for _ in range(6)]
+    given = [values(tokens, WIDTH, device=cuda, scale=scale) for scale in (0.3, 0.3, 0.3, 0.3, 0.125, 0.125)]
     pool = torch.zeros(len(lengths), heads, 64, 64, device=cuda)
     y = cog_rwkv_ops.wkv7_(*given, pool, torch.arange(len(lengths), device=cuda), bounds)
     assert tokens - 77 < edge < tokens - 5
@@ -129,7 +134,7 @@ def test_wkv7_with_many_tokens(cuda: str) -> None:
         alone = torch.zeros(1, heads, 64, 64, dtype=torch.float64, device=cuda)
         ends = torch.tensor([0, last - first], device=cuda)
         wide = (t[first:last].double() for t in given)
-        same(y[first:last], wkv7_(*wide, alone, torch.zeros_like(ends[:1]), ends), 2 * CHUNKED[HALF])
+        same(y[first:last], wkv7_(*wide, alone, torch.zeros_like(ends[:1]), ends), CHUNKED[HALF])
 
 
 @pytest.mark.parametrize(

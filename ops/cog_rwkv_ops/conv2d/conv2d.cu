@@ -3,34 +3,12 @@
 
 #include <vector>
 
+#include "../csrc/aligned.cuh"
 #include "hopper.cuh"
 #include "plain.cuh"
 
 namespace cog_rwkv {
 namespace {
-
-struct Gpu {
-  int multiprocessors;
-  bool hopper;  // has wgmma
-};
-
-const Gpu& gpu(const char* op) {
-  static Gpu known[64] = {};
-  int device = 0;
-  check_cuda(op, cudaGetDevice(&device));
-  Gpu& found = known[device % 64];
-  if (found.multiprocessors == 0) {
-    int major = 0, minor = 0, count = 0;
-    check_cuda(op, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    check_cuda(op, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-    check_cuda(op, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-    cudaFuncAttributes code{};
-    check_cuda(op, cudaFuncGetAttributes(&code, has_wgmma_kernel));
-    found.hopper = major == 9 && minor == 0 && code.maxThreadsPerBlock == 64 && !plain_gpu();
-    found.multiprocessors = count;
-  }
-  return found;
-}
 
 // Starts kernel<<<grid, threads, bytes>>>; `bytes` may be more than the 48 KiB that need no asking.
 template <class Kernel, class... Arguments>
@@ -79,9 +57,10 @@ struct Plan {
 
 // Into how many parts the steps of `tiles` tiles are best cut. `size` is that of the result.
 Plan best_plan(const char* op, int64_t tiles, int64_t steps, int64_t size, const StepTime& time) {
+  const int multiprocessors = device_attribute(op, cudaDevAttrMultiProcessorCount);
   Plan best;
   for (int64_t parts = 1; parts <= 256 && (parts == 1 || steps / parts >= 4); parts += 1 + parts / 4) {
-    const auto each = (tiles * parts + gpu(op).multiprocessors - 1) / gpu(op).multiprocessors;
+    const auto each = (tiles * parts + multiprocessors - 1) / multiprocessors;
     const auto together = static_cast<double>(std::min<int64_t>(each, time.blocks));
     const auto steps_each = static_cast<double>((steps + parts - 1) / parts);
     double cost =
@@ -211,7 +190,7 @@ void run_gathers(const Launch& launch, const char* op, const std::vector<Gather<
         const auto end = std::min(all.size(), begin + kMostGathers);
         const std::vector<Gather<T>> some(all.begin() + begin, all.begin() + end);
         const bool whole = some.size() == all.size();
-        bool hopper = gpu(op).hopper && tiles_end(z);
+        bool hopper = has_wgmma(op) && tiles_end(z);
         for (const Gather<T>& a : some) hopper = hopper && map_possible(a.h) && map_possible(a.w);
         if (all[0].transposed) {
           half_gathers<T, true>(launch, op, some, whole, hopper, result);
@@ -277,7 +256,7 @@ void run_weight(const Launch& launch, const char* op, const ConvSizes& z, const 
       const WeightTiles flat = weight_tiles<Flat>(op, z, kThinTime);
       const bool wide = square.plan.cost <= std::min(thin.plan.cost, flat.plan.cost);
       const bool high = thin.plan.cost < flat.plan.cost;
-      if (gpu(op).hopper && map_possible(forward_axis(z.h, z.r, z.p, z.rows)) &&
+      if (has_wgmma(op) && map_possible(forward_axis(z.h, z.r, z.p, z.rows)) &&
           map_possible(forward_axis(z.w, z.s, z.q, z.columns))) {
         if (wide) return half_weight<T, HopperSquare, true>(launch, op, z, gradient, x, out, square);
         if (high) return half_weight<T, HopperThin, true>(launch, op, z, gradient, x, out, thin);
@@ -290,7 +269,8 @@ void run_weight(const Launch& launch, const char* op, const ConvSizes& z, const 
   }
   const int64_t columns = z.r * z.s * z.c_group(), places = z.n * z.p * z.q;
   const int64_t tiles = (columns + kTile - 1) / kTile * ((z.k_group() + kTile - 1) / kTile) * z.groups;
-  const int64_t wanted = (2 * gpu(op).multiprocessors + tiles - 1) / tiles;  // so that the GPU is full about twice
+  const int multiprocessors = device_attribute(op, cudaDevAttrMultiProcessorCount);
+  const int64_t wanted = (2 * multiprocessors + tiles - 1) / tiles;  // so that the GPU is full about twice
   const int64_t parts = std::clamp<int64_t>(std::min(wanted, places / (4 * kDeep)), 1, 256);
   const Tensor room = room_for_parts<T>(out, parts, out.numel());
   const dim3 grid(blocks(tiles, 1), static_cast<unsigned>(parts));

@@ -1,10 +1,53 @@
 // conv2d for the half precisions on Hopper: the kernels of half.cuh, with wgmma and with tiles copied by TMA.
 #pragma once
 
+#include "../csrc/tma.cuh"
 #include "half.cuh"
-#include "tma.cuh"
 
 namespace cog_rwkv {
+
+#if COG_RWKV_WGMMA
+// Of the 9 warps of a block, one loads: load(stage address, barrier, step) for each step, STAGES steps ahead at most.
+// The other eight add up the products; they return with the sums, and all are done with the shared memory.
+template <class T, class S, bool left_wide, bool right_wide, class Load>
+__device__ __forceinline__ bool multiply_copied(float (&sum)[S::N / 2], uint32_t shared, int steps, const Load& load) {
+  const uint32_t full = shared + S::STAGES * S::bytes, empty = full + 8 * S::STAGES;
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < S::STAGES; stage++) {
+      barrier_init(full + 8 * stage, 1);
+      barrier_init(empty + 8 * stage, 8);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+  }
+  __syncthreads();
+  if (warp == 8) {
+    if (threadIdx.x % 32 == 0) {
+      for (int step = 0; step < steps; step++) {
+        const int stage = step % S::STAGES, turn = step / S::STAGES;
+        if (turn > 0) barrier_wait(empty + 8 * stage, (turn - 1) & 1);
+        barrier_expect(full + 8 * stage, S::bytes);
+        load(shared + stage * S::bytes, full + 8 * stage, step);
+      }
+    }
+    return false;
+  }
+  const int group = warp / 4, row = S::ROWS == 2 ? group * 64 : 0, column = S::ROWS == 2 ? 0 : group * S::N;
+  for (int step = 0; step < steps; step++) {
+    const int stage = step % S::STAGES;
+    const uint32_t left = shared + stage * S::bytes, right = left + S::height * 128;
+    barrier_wait(full + 8 * stage, step / S::STAGES & 1);
+    start_wgmma<T, S::N, left_wide, right_wide>(sum, left, row, right, column);
+    if (step == 0) continue;
+    wait_wgmma<1>();  // the step before has been read
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * ((step - 1) % S::STAGES));
+  }
+  wait_wgmma<0>();
+  sums_ready(sum);
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+  return true;
+}
+#endif
 
 // Of each gather of a launch: its pixels, where the first tap is, and how far on the others are.
 struct GatherMaps {

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kProductThreads, N <= 8 ? 2 : 1) active_rows_k
     const int64_t last = min(end, first + rows_at_once<N>);
     const int count = list_active<T, N>(a, first, last, shared.act[warp], shared.row[warp]);
     __syncwarp();
-    add_active<T, N>(sums, a, first, count, shared.act[warp], shared.row[warp], address_in_shared(shared.ring[warp]));
+    add_active<T, N>(sums, a, first, count, shared.act[warp], shared.row[warp], shared_address(shared.ring[warp]));
     __syncwarp();  // the list has been read
   }
   write_slice<T, N>(shared, a, sums);

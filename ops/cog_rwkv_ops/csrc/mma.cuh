@@ -3,9 +3,7 @@
 // feeds them: 16-byte asynchronous copies into shared memory, and barriers that one warp waits on while others arrive.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include <cstdint>
+#include "shared.cuh"
 
 namespace cog_rwkv {
 
@@ -76,10 +74,6 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
 // 16 bytes, both ends on 16-byte boundaries; zeros where `inside` is false, and then `from` is not read.

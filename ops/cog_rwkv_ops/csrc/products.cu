@@ -7,6 +7,7 @@
 
 #include "aligned.cuh"
 #include "products_kernels.cuh"
+#include "products_wide.h"
 #include "tensor.h"
 
 namespace cog_rwkv {
@@ -15,15 +16,17 @@ namespace {
 // ---- what is to be tuned
 
 constexpr int64_t kStreamRows = 8;  // up to here products_stream.cu, whose limit it is
-constexpr int64_t kTileRows = 64;   // up to here products_tile.cu, whose limit it is; then cuBLAS
+constexpr int64_t kTileRows = 64;   // up to here products_tile.cu, whose limit it is; then products_wide.cu
 
-enum class Way { stream, tile, library };
+enum class Way { stream, tile, wide, library };
 
-Way way_for(const char* op, int64_t n) {
+Way way_for(const char* op, const Product* jobs, int count, int64_t n) {
   const auto room = static_cast<size_t>(device_attribute(op, cudaDevAttrMaxSharedMemoryPerBlockOptin));
-  if (n <= kStreamRows && stream_shared_bytes() <= room) return Way::stream;
-  if (n <= kTileRows && tile_shared_bytes(n) <= room) return Way::tile;
-  return Way::library;
+  if (!jobs[0].transposed) {
+    if (n <= kStreamRows && stream_shared_bytes() <= room) return Way::stream;
+    if (n <= kTileRows && tile_shared_bytes(n) <= room) return Way::tile;
+  }
+  return wide_possible(op, jobs, count, n) ? Way::wide : Way::library;
 }
 
 // ---- checks
@@ -48,13 +51,14 @@ uint64_t check_products(const char* op, ScalarType type, const Product* jobs, in
   uint64_t units = 0;
   for (int i = 0; i < count; i++) {
     check_product(op, i, jobs[i]);
+    if (jobs[i].transposed != jobs[0].transposed) fail(op, "some weights of the group are transposed, others are not");
     units += static_cast<uint64_t>(jobs[i].m / kRowsAtOnce) * (jobs[i].k / kChunk);
   }
   if (units >= uint64_t{1} << 31) fail(op, "the weights of a group have 2^38 values or more");
   return units;
 }
 
-// ---- cuBLAS
+// ---- cuBLAS, where there is no Hopper
 
 // out = f(sums + bias); `sums` may be `out`. One thread four values of a row.
 template <class T, class S>
@@ -107,7 +111,8 @@ void library_product_of(const char* op, cudaStream_t stream, ScalarType type, co
   // time of a long prompt as it would take in float32 is not worth half a bit.
   const bool rounded = !job.float_out && (plain || (job.f == Epilogue::squared_relu && job.bias == nullptr));
   const Tensor x = tensor_at(op, job.x, n, job.k, type, false);
-  const Tensor weight_t = tensor_at(op, job.weight, job.m, job.k, type, true);
+  const Tensor weight_t = job.transposed ? tensor_at(op, job.weight, job.k, job.m, type, false)
+                                         : tensor_at(op, job.weight, job.m, job.k, type, true);
   const Tensor sums = rounded         ? tensor_at(op, job.out, n, job.m, type, false)
                       : job.float_out ? tensor_at(op, job.out, n, job.m, ScalarType::Float, false)
                                       : torch::stable::new_empty(x, {n, job.m}, ScalarType::Float);
@@ -127,7 +132,8 @@ void library_products(const char* op, cudaStream_t stream, ScalarType type, cons
 void products(const char* op, cudaStream_t stream, ScalarType type, const Product* jobs, int count, int64_t n) {
   const uint64_t units = check_products(op, type, jobs, count);
   if (n == 0 || count == 0) return;
-  const Way way = way_for(op, n);
+  const Way way = way_for(op, jobs, count, n);
+  if (way == Way::wide) return wide_products(op, stream, type, jobs, count, n);
   if (way == Way::library) {
     for (int i = 0; i < count; i++) library_products(op, stream, type, jobs[i], n);
     return;

@@ -1,8 +1,9 @@
-// The matrix products of a step of few tokens, with 16-bit weights and activations and float32 sums: a group of
-// products that do not depend on each other is one launch, balanced over the device by the bytes of its weights.
+// The matrix products of a step, with 16-bit weights and activations and float32 sums: a group of products that do not
+// depend on each other is one launch, balanced over the device.
 //
-// A result is the same bytes every time, and a row of it does not depend on the other rows of the batch beside it, nor
-// on n within 1..8, 9..16, 17..32 and 33..64. Beyond that the product is cuBLAS's.
+// A result is the same bytes every time. A row of it does not depend on the other rows of the batch beside it, nor on n
+// within 1..8, 9..16, 17..32 and 33..64; beyond that, sums may be cut otherwise for another n. Where there is no
+// Hopper, products of more than 64 tokens, and of transposed weights, are cuBLAS's, one by one.
 //
 // The kernels here follow each other by chain.cuh: they read weights before the kernel before them has ended, so
 // weights must not be written on the stream just before. They have not been run on a GPU yet; forward_ calls them,
@@ -27,6 +28,7 @@ struct Product {       // out[n][m] = f(sum_k x[n][k] weight[m][k] + bias[m])
   int64_t m, k;
   Epilogue f;
   bool float_out;
+  bool transposed = false;  // the weight is [k, m]; all of a group are, or none
 };
 
 constexpr int kMaxProducts = 8;

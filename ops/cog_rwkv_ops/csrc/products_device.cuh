@@ -12,6 +12,7 @@
 #include "math.h"
 #include "products.cuh"
 #include "products_plan.h"
+#include "shared.cuh"
 
 namespace cog_rwkv {
 
@@ -27,10 +28,6 @@ struct ProductList {
 struct alignas(16) Piece {
   uint32_t words[4];  // 8 values
 };
-
-__device__ __forceinline__ uint32_t address_in_shared(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 // 16 bytes of a weight into shared memory; zeros where `inside` is false, and then `from` is not read.
 __device__ __forceinline__ void copy_piece(uint32_t to, const void* from, bool inside) {
@@ -223,7 +220,7 @@ struct WeightRing {
   uint32_t at;           // of the step that is read next
 
   __device__ WeightRing(const ProductList& list, const WarpPlan* plans, const Chunks& chunks, const void* memory)
-      : steps(list, plans, chunks), begin(address_in_shared(memory)), at(begin) {
+      : steps(list, plans, chunks), begin(shared_address(memory)), at(begin) {
     for (int i = 0; i < SLOTS; i++) steps.copy_next(begin + i * steps.bytes);
   }
 

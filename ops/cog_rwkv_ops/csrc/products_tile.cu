@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 
+#include "cluster.cuh"
 #include "products_kernels.cuh"
 
 namespace cog_rwkv {
@@ -47,45 +48,6 @@ struct TileMemory {
 
 // Where the sum of a row of a tile is, among those of its token: the rows of a warp's lanes would meet in a bank.
 __device__ __forceinline__ int sum_at(int row, int token) { return row ^ (token / 2 % 4 * 8); }
-
-// ---- the blocks of a cluster; `blocks` is 1 where there are none
-
-__device__ __forceinline__ void cluster_arrive(unsigned blocks) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (blocks > 1) {
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-    return;
-  }
-#endif
-  __syncthreads();
-}
-
-__device__ __forceinline__ void cluster_wait(unsigned blocks) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (blocks > 1) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-
-// Four floats at the address `at` of this block's shared memory, of the block `block` of the cluster.
-__device__ __forceinline__ float4 cluster_load(uint32_t at, unsigned block, unsigned blocks) {
-  float4 v;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (blocks > 1) {
-    uint32_t there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(block));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(there)
-                 : "memory");
-    return v;
-  }
-#endif
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(at)
-               : "memory");
-  return v;
-}
 
 // ---- the kernel
 
@@ -145,7 +107,7 @@ __device__ __forceinline__ void write_round(TileMemory<S>& shared, const Product
     const RowRange tile = plan.tile_of(round, warp);
     const uint32_t row = tile.begin + quad * 4;
     if (token >= n || row >= tile.end) continue;
-    const uint32_t at = address_in_shared(&shared.sums[warp][token][sum_at(quad * 4, token)]);
+    const uint32_t at = shared_address(&shared.sums[warp][token][sum_at(quad * 4, token)]);
     float4 sum = cluster_load(at, 0, blocks);
     for (unsigned block = 1; block < blocks; block++) sum = add4(sum, cluster_load(at, block, blocks));
     finish_rows<T>(job, sum, row, token);
@@ -211,34 +173,15 @@ __global__ void __launch_bounds__(kProductThreads, S::BLOCKS)
 
 // ---- on the host
 
-// How many clusters of so many blocks the device runs at once; 0 where the kernel was compiled without them.
-template <class Kernel>
-int clusters_at_once(const char* op, Kernel kernel, unsigned blocks, size_t bytes) {
-  cudaFuncAttributes attributes;
-  check_cuda(op, cudaFuncGetAttributes(&attributes, kernel));
-  if (attributes.ptxVersion < 90) return 0;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {blocks, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(kProductThreads);
-  config.dynamicSmemBytes = bytes;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  int count = 0;
-  check_cuda(op, cudaOccupancyMaxActiveClusters(&count, kernel, &config));
-  return count;
-}
-
-// The same, asked once for each device.
+// How many clusters the device runs at once, asked once for each.
 template <class T, class S>
 int known_clusters(const char* op, unsigned log_blocks) {
   static std::array<std::array<std::atomic<int>, 4>, 64> known{};  // count + 1
   int device = 0;
   check_cuda(op, cudaGetDevice(&device));
   std::atomic<int>& mine = known[device % known.size()][log_blocks];
-  if (mine == 0) mine = 1 + clusters_at_once(op, tile_kernel<T, S>, 1u << log_blocks, sizeof(TileMemory<S>));
+  if (mine == 0)
+    mine = 1 + clusters_at_once(op, tile_kernel<T, S>, 1u << log_blocks, kProductThreads, sizeof(TileMemory<S>));
   return mine - 1;
 }
 

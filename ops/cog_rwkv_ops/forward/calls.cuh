@@ -19,9 +19,4 @@ std::array<Tensor, outputs> call(const char* name, const char* overload, const A
   return results;
 }
 
-// out = a b, [n, k] times [k, m], all of one 16-bit type, with float32 sums.
-inline void multiply_into(const Tensor& a, const Tensor& b, const Tensor& out) {
-  call<1>("aten::mm", "out", a, b, out);
-}
-
 }  // namespace cog_rwkv

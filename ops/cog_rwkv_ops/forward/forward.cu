@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kOp = "forward_";
 constexpr float kNormEps = 1e-5f, kGroupNormEps = 64e-5f;
 constexpr int64_t kSparseTokens = 16;  // up to so many, value rows of neurons that no token uses are not read
-constexpr int64_t kOwnTokens = 64;     // up to so many, products are not cuBLAS's, and float32 is no burden
+constexpr int64_t kFloatTokens = 64;   // up to so many, float32 for the residual stream is no burden
 
 // relu(k)^2 leaves float16 where k is above 255. So k is a quarter of itself there, and the product gets 16 times.
 template <class W>
@@ -103,7 +103,7 @@ class Forward {
       dispatch_float_or_half(wkv_.scalar_type(),
                              [&](auto s) { step_heads<typename decltype(s)::type>(layer, w, weights.first); });
     }
-    if (t_.n > kOwnTokens) return multiply(gated_, torch::stable::transpose(w.output, 0, 1), 1.0f);
+    if (t_.n > kFloatTokens) return multiply(data<W>(gated_), w.output, false, 1.0f);
     const Product output{
         data<W>(gated_), data<W>(w.output), nullptr, mutable_data<float>(f_.partial), t_.c, t_.c, Epilogue::none, true};
     products(kOp, stream_, type_, &output, 1, t_.n);
@@ -117,15 +117,18 @@ class Forward {
     const Product key{mixed(0), data<W>(w.key),         nullptr, mutable_data<W>(f_.keys), ffn,
                       t_.c,     Epilogue::squared_relu, false};
     products(kOp, stream_, type_, &key, 1, t_.n);
-    if (t_.n > kSparseTokens) return multiply(f_.keys, w.value_t, back);
+    if (t_.n > kSparseTokens) return multiply(data<W>(f_.keys), w.value_t, true, back);
     float* partial = mutable_data<float>(f_.partial);
     const int slices = active_rows(kOp, stream_, type_, data<W>(f_.keys), data<W>(w.value_t), partial, t_.n, ffn, t_.c);
     delta_ = {partial, slices, false, back};
   }
 
-  // Many tokens: what the residual stream gets is W [n, c].
-  void multiply(const Tensor& a, const Tensor& b, float scale) {
-    multiply_into(a, b, f_.out);
+  // Many tokens: what the residual stream gets is W [n, c]. The weight is [c, k], or [k, c] where it is transposed.
+  void multiply(const W* x, const Tensor& weight, bool transposed, float scale) {
+    const Product job{
+        x,     data<W>(weight), nullptr, mutable_data<W>(f_.out), t_.c, weight.size(transposed ? 0 : 1), Epilogue::none,
+        false, transposed};
+    products(kOp, stream_, type_, &job, 1, t_.n);
     delta_ = {data<W>(f_.out), 1, true, scale};
   }
 

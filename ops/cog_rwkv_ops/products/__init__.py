@@ -3,9 +3,9 @@
     products:     out_i[n, m] = f_i(sum over k of x_i[n, k] * weight_i[m, k] + bias_i[m])
     active_rows:  out[n, c] = sum over f of act[n, f] * value_t[f, c], for an act that is mostly zero
 
-What a step of few tokens is made of on a GPU, where it takes as long as reading the weights: 16-bit operands, float32
-sums. `linear` takes any size and dtype; these take what the step needs, for speed. A result is the same bytes every
-time, and a token's does not depend on the tokens beside it, for N within 1..8, 9..16, 17..32 and 33..64.
+What a step is made of on a GPU: 16-bit operands, float32 sums. `linear` takes any size and dtype; these take what the
+step needs, for speed. A result is the same bytes every time, and a token's does not depend on the tokens beside it; nor
+on N within 1..8, 9..16, 17..32 and 33..64, where the weights lie by rows.
 
 The CUDA kernels were written without a GPU at hand and have not run on one yet: only `forward_` calls them, which is
 off by default.
@@ -38,8 +38,8 @@ def products(
 
     Args:
         x: 1 to 8 tensors [N, K], float16 or bfloat16, N the same for all; contiguous, on CUDA on a 16-byte boundary.
-        weights: as many [M, K] of the dtype and device of `x`, contiguous, on CUDA on a 16-byte boundary. K and M are
-            multiples of 32. On CUDA the kernel before this one on the stream must not write them: they are read while
+        weights: as many [M, K] of the dtype and device of `x`, on CUDA on a 16-byte boundary; all contiguous, or all
+            transposes of what is. K and M are multiples of 32. On CUDA the kernel before this one on the stream must not write them: they are read while
             it still runs.
         biases: as many [M], float32, contiguous, or None; None: no bias at all.
         activations: as many of "none", "tanh", "sigmoid" and "squared_relu" (relu(y)^2); None: "none" for all.

@@ -33,7 +33,8 @@ void products_cpu(const std::vector<Tensor>& x, const std::vector<Tensor>& weigh
     rows.emplace_back(x[i]);
     sums.emplace_back(out[i]);
     const float* bias = biases[i] ? data<float>(*biases[i]) : nullptr;
-    jobs.push_back({{rows.back().get(), bias, sums.back().get(), n, m, k, Activation::none}, weights[i]});
+    jobs.push_back({{rows.back().get(), bias, sums.back().get(), n, m, k, Activation::none},
+                    torch::stable::contiguous(weights[i])});
   }
   matmul(jobs);
   for (size_t i = 0; i < x.size(); i++) {

@@ -17,7 +17,8 @@ void products_cuda(const std::vector<Tensor>& x, const std::vector<Tensor>& weig
   for (size_t i = 0; i < x.size(); i++) {
     jobs.push_back({x[i].const_data_ptr(), weights[i].const_data_ptr(), biases[i] ? data<float>(*biases[i]) : nullptr,
                     out[i].mutable_data_ptr(), weights[i].size(0), weights[i].size(1),
-                    static_cast<Epilogue>(activations[i]), out[i].scalar_type() == ScalarType::Float});
+                    static_cast<Epilogue>(activations[i]), out[i].scalar_type() == ScalarType::Float,
+                    is_transposed(weights[i])});
   }
   const auto count = static_cast<int>(jobs.size());
   products("products_", launch.stream, x[0].scalar_type(), jobs.data(), count, x[0].size(0));

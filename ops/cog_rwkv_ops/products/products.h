@@ -25,6 +25,11 @@ inline void check_thirty_twos(const char* op, const std::string& name, const Ten
   }
 }
 
+// Whether a matrix lies with its columns one after the other, and not its rows.
+inline bool is_transposed(const Tensor& t) {
+  return !t.is_contiguous() && t.stride(0) == 1 && t.stride(1) == t.size(0);
+}
+
 struct ProductGroup {
   const std::vector<Tensor>&x, &weights;
   const std::vector<std::optional<Tensor>>& biases;
@@ -58,7 +63,10 @@ inline void check_product_of(const ProductGroup& group, size_t i) {
   const int64_t m = group.weights[i].size(0);
   check_shape(op, weight.c_str(), group.weights[i], {m, group.x[i].size(1)}, "[M, K] with K as in x");
   check_layout(op, x, group.x[i]);
-  check_layout(op, weight, group.weights[i]);
+  if (!is_transposed(group.weights[i])) check_layout(op, weight + ", or its transpose,", group.weights[i]);
+  if (is_transposed(group.weights[i]) != is_transposed(group.weights[0])) {
+    fail(op, weight + " must lie as the first one does, by rows or by columns");
+  }
   if (group.activations[i] < 0 || group.activations[i] > 3) {
     fail(op, at + "activation is " + std::to_string(group.activations[i]) + "; it must be 0 to 3");
   }

@@ -3,7 +3,9 @@
 
 #include <cuda.h>
 
-#include "tensor_core.cuh"
+#include <string>
+
+#include "wgmma.cuh"
 
 namespace cog_rwkv {
 
@@ -66,6 +68,9 @@ CUtensorMap image_map(const char* op, const T* data, int64_t n, int64_t c, const
 
 // ---- on the device
 
+// Between what a thread did to shared memory itself and what copies or tensor cores do to it next.
+__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
@@ -85,12 +90,43 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 }
 
 #if COG_RWKV_WGMMA
+// The address in the cluster of what block `block` has at the address `at` of its own shared memory.
+__device__ __forceinline__ uint32_t address_in_block(uint32_t at, uint32_t block) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(block));
+  return there;
+}
+// Arrives at a barrier of any block of the cluster: what was read before may be overwritten.
+__device__ __forceinline__ void barrier_arrive_there(uint32_t there) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+}
+// Likewise; what was written before may be read by who waits with barrier_wait_cluster().
+__device__ __forceinline__ void barrier_publish_there(uint32_t there) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+}
+__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{.reg .pred done; wait: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1; "
+      "@done bra.uni end; bra.uni wait; end:}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
 __device__ __forceinline__ void load_matrix(uint32_t to, const CUtensorMap& map, uint32_t barrier, int a, int b,
                                             int c) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
       "[%2];" ::"r"(to),
       "l"(reinterpret_cast<uint64_t>(&map)), "r"(barrier), "r"(a), "r"(b), "r"(c)
+      : "memory");
+}
+// The same into the shared memory of every block of the cluster in `blocks`, at the same addresses.
+__device__ __forceinline__ void load_matrix_for(uint16_t blocks, uint32_t to, const CUtensorMap& map, uint32_t barrier,
+                                                int a, int b, int c) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(barrier), "r"(a), "r"(b), "r"(c), "h"(blocks)
       : "memory");
 }
 __device__ __forceinline__ void load_image(uint32_t to, const CUtensorMap& map, uint32_t barrier, int c, int x, int y,
@@ -102,48 +138,6 @@ __device__ __forceinline__ void load_image(uint32_t to, const CUtensorMap& map, 
       "l"(reinterpret_cast<uint64_t>(&map)), "r"(barrier), "r"(c), "r"(x), "r"(y), "r"(n),
       "h"(static_cast<uint16_t>(right)), "h"(static_cast<uint16_t>(down))
       : "memory");
-}
-
-// Of the 9 warps of a block, one loads: load(stage address, barrier, step) for each step, STAGES steps ahead at most.
-// The other eight add up the products; they return with the sums, and all are done with the shared memory.
-template <class T, class S, bool left_wide, bool right_wide, class Load>
-__device__ __forceinline__ bool multiply_copied(float (&sum)[S::N / 2], uint32_t shared, int steps, const Load& load) {
-  const uint32_t full = shared + S::STAGES * S::bytes, empty = full + 8 * S::STAGES;
-  const int warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < S::STAGES; stage++) {
-      barrier_init(full + 8 * stage, 1);
-      barrier_init(empty + 8 * stage, 8);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
-  }
-  __syncthreads();
-  if (warp == 8) {
-    if (threadIdx.x % 32 == 0) {
-      for (int step = 0; step < steps; step++) {
-        const int stage = step % S::STAGES, turn = step / S::STAGES;
-        if (turn > 0) barrier_wait(empty + 8 * stage, (turn - 1) & 1);
-        barrier_expect(full + 8 * stage, S::bytes);
-        load(shared + stage * S::bytes, full + 8 * stage, step);
-      }
-    }
-    return false;
-  }
-  const int group = warp / 4, row = S::ROWS == 2 ? group * 64 : 0, column = S::ROWS == 2 ? 0 : group * S::N;
-  for (int step = 0; step < steps; step++) {
-    const int stage = step % S::STAGES;
-    const uint32_t left = shared + stage * S::bytes, right = left + S::height * 128;
-    barrier_wait(full + 8 * stage, step / S::STAGES & 1);
-    start_wgmma<T, S::N, left_wide, right_wide>(sum, left, row, right, column);
-    if (step == 0) continue;
-    wait_wgmma<1>();  // the step before has been read
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * ((step - 1) % S::STAGES));
-  }
-  wait_wgmma<0>();
-#pragma unroll
-  for (int j = 0; j < S::N / 2; j++) asm volatile("" : "+f"(sum[j])::"memory");
-  asm volatile("bar.sync 1, 256;" ::: "memory");
-  return true;
 }
 #endif
 

@@ -232,5 +232,8 @@ def test_wrong_arguments_are_named(tmp_path) -> None:
         ops.forward_(x, [w.float() if i == 3 else w for i, w in enumerate(weights)], pool.shift, pool.wkv, rows)
     with pytest.raises(RuntimeError, match="the head has dtype float32"):
         ops.forward_(x, [*weights[:-1], weights[-1].float()], pool.shift, pool.wkv, rows)
+    moved = torch.zeros(pool.wkv.numel() + 1, device="cuda")[1:].view(pool.wkv.shape)
+    with pytest.raises(RuntimeError, match="boundaries of 16 bytes"):
+        ops.forward_(x, weights, pool.shift, moved, rows)
     with pytest.raises(RuntimeError, match="wkv must be contiguous"):
         ops.forward_(x, weights, pool.shift, pool.wkv.transpose(3, 4), rows)

@@ -293,6 +293,9 @@ Tensor forward_cuda(const Tensor& x, const std::vector<Tensor>& weights, const T
     fail(kOp,
          "x has shape " + shape_text(x) + "; C must be at most " + std::to_string(4 * kNormThreads * kMostVectors));
   }
+  if (!aligned16(x.const_data_ptr(), shift.const_data_ptr(), wkv.const_data_ptr())) {
+    fail(kOp, "x, shift and wkv must begin on boundaries of 16 bytes");
+  }
   const Launch launch(kOp, x);
   const ModelWeights model = read_model(kOp, weights, x, shift.size(0));
   check_weights(model);

@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) stream_kernel(const __grid
     shared.jobs[job][one] = warp_job(list.jobs[job], shared.plans[job], one);
   }
   __syncthreads();
-  StreamRing ring{{shared.jobs, list.count, -1, 0, 0, 0, 0, nullptr}, address_in_shared(shared.ring[warp]), 0};
+  StreamRing ring{{shared.jobs, list.count, -1, 0, 0, 0, 0, nullptr}, shared_address(shared.ring[warp]), 0};
 #pragma unroll 1
   for (int i = 0; i < kSlots; i++) ring.copies.next(ring.begin + i * kStepBytes);
   ring.at = ring.begin;

@@ -312,19 +312,19 @@ inline dim3 threads_for(int64_t c) {
   return dim3(static_cast<unsigned>((c + warp - 1) / warp * 32));
 }
 
-// How a launch is cut: several blocks a token where tokens are few, several tokens a block where they are many and
-// follow each other, as each block computes the token before its first one again.
+// How a launch is cut: several blocks a token where tokens are few; where they are many a block takes several, so that
+// it loads the weights once, and where they follow each other computes the token before its first one again for few.
 template <class W>
-void cut(NormShift<W>& p, int64_t tokens, int multiprocessors) {
+void cut(NormShift<W>& p, int64_t tokens, int multiprocessors, bool walks) {
   const int64_t most = std::min<int64_t>((p.c + 255) / 256, 8);  // parts of at least 256 channels
   p.parts = static_cast<int>(std::clamp<int64_t>(multiprocessors / tokens, 1, most));
-  const bool walks = p.cu_seqlens != nullptr && p.parts == 1;
-  p.each = walks ? std::clamp<int64_t>(tokens / (4 * multiprocessors), 1, 16) : 1;
+  const int64_t at_once = multiprocessors * std::max<int64_t>(kNormThreads / threads_for(p.c).x, 1);
+  p.each = walks && p.parts == 1 ? (tokens + at_once - 1) / at_once : 1;
 }
 
 template <class W>
 void norm_shift(const char* op, cudaStream_t stream, NormShift<W> p, int multiprocessors) {
-  cut(p, p.n, multiprocessors);
+  cut(p, p.n, multiprocessors, true);
   const dim3 grid(static_cast<unsigned>((p.n + p.each - 1) / p.each), static_cast<unsigned>(p.parts));
   const auto kernel = for_width(p.c, [](auto v) -> NormKernel<W> { return norm_shift_kernel<W, v()>; });
   launch_chained(op, stream, kernel, grid, threads_for(p.c), 0, p);
@@ -336,7 +336,7 @@ void norm_shift(const char* op, cudaStream_t stream, NormShift<W> p, int multipr
 // `count` rows of layer norm, as norm_kernel says.
 template <class W>
 void norm_rows(const char* op, cudaStream_t stream, NormShift<W> p, int64_t count, int multiprocessors) {
-  cut(p, count, multiprocessors);
+  cut(p, count, multiprocessors, false);
   const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(p.parts));
   const auto kernel = for_width(p.c, [](auto v) -> NormKernel<W> { return norm_kernel<W, v()>; });
   launch_chained(op, stream, kernel, grid, threads_for(p.c), 0, p);

@@ -43,38 +43,24 @@ inline bool can_chain(const void* kernel) {
          cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
-// `cluster`: how many neighbouring blocks share their memory (compute capability 9.0 on); 1 is none.
 template <class... Parameters>
-void launch_chained_clusters(const char* op, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                             size_t shared_bytes, unsigned cluster, std::type_identity_t<Parameters>... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  // Two kernels share a multiprocessor only where they divide its memory into cache and shared memory alike.
+void launch_chained(const char* op, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                    size_t shared_bytes, std::type_identity_t<Parameters>... arguments) {
   const void* const function = reinterpret_cast<const void*>(kernel);
+  // Two kernels share a multiprocessor only where they divide its memory into cache and shared memory alike.
   const auto attribute = cudaFuncAttributePreferredSharedMemoryCarveout;
   check_cuda(op, cudaFuncSetAttribute(function, attribute, cudaSharedmemCarveoutMaxShared));
-  if (can_chain(function)) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count++].val.clusterDim = {cluster, 1, 1};
-  }
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
+  config.attrs = &overlap;
+  config.numAttrs = can_chain(function) ? 1 : 0;
   check_cuda(op, cudaLaunchKernelEx(&config, kernel, arguments...));
-}
-
-template <class... Parameters>
-void launch_chained(const char* op, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                    size_t shared_bytes, std::type_identity_t<Parameters>... arguments) {
-  launch_chained_clusters(op, stream, kernel, grid, block, shared_bytes, 1, arguments...);
 }
 
 }  // namespace cog_rwkv

@@ -15,17 +15,13 @@ namespace {
 
 // ---- what is to be tuned
 
-constexpr int64_t kStreamRows = 8;  // up to here products_stream.cu, whose limit it is
-constexpr int64_t kTileRows = 64;   // up to here products_tile.cu, whose limit it is; then products_wide.cu
+constexpr int64_t kStreamRows = 8;  // up to here products_stream.cu, whose limit it is; then products_wide.cu
 
-enum class Way { stream, tile, wide, library };
+enum class Way { stream, wide, library };
 
 Way way_for(const char* op, const Product* jobs, int count, int64_t n) {
   const auto room = static_cast<size_t>(device_attribute(op, cudaDevAttrMaxSharedMemoryPerBlockOptin));
-  if (!jobs[0].transposed) {
-    if (n <= kStreamRows && stream_shared_bytes() <= room) return Way::stream;
-    if (n <= kTileRows && tile_shared_bytes(n) <= room) return Way::tile;
-  }
+  if (!jobs[0].transposed && n <= kStreamRows && stream_shared_bytes() <= room) return Way::stream;
   return wide_possible(op, jobs, count, n) ? Way::wide : Way::library;
 }
 
@@ -52,6 +48,9 @@ uint64_t check_products(const char* op, ScalarType type, const Product* jobs, in
   for (int i = 0; i < count; i++) {
     check_product(op, i, jobs[i]);
     if (jobs[i].transposed != jobs[0].transposed) fail(op, "some weights of the group are transposed, others are not");
+    if (jobs[i].most_slices > 1 && (count > 1 || !jobs[i].float_out || jobs[i].bias || jobs[i].f != Epilogue::none)) {
+      fail(op, "only a product alone, of float32, without bias and function, can be left in slices");
+    }
     units += static_cast<uint64_t>(jobs[i].m / kRowsAtOnce) * (jobs[i].k / kChunk);
   }
   if (units >= uint64_t{1} << 31) fail(op, "the weights of a group have 2^38 values or more");
@@ -129,22 +128,21 @@ void library_products(const char* op, cudaStream_t stream, ScalarType type, cons
 
 }  // namespace
 
-void products(const char* op, cudaStream_t stream, ScalarType type, const Product* jobs, int count, int64_t n) {
+int products(const char* op, cudaStream_t stream, ScalarType type, const Product* jobs, int count, int64_t n) {
   const uint64_t units = check_products(op, type, jobs, count);
-  if (n == 0 || count == 0) return;
+  if (n == 0 || count == 0) return 1;
   const Way way = way_for(op, jobs, count, n);
   if (way == Way::wide) return wide_products(op, stream, type, jobs, count, n);
   if (way == Way::library) {
     for (int i = 0; i < count; i++) library_products(op, stream, type, jobs[i], n);
-    return;
+    return 1;
   }
   ProductList list{};
   std::copy_n(jobs, count, list.jobs);
   list.count = count;
   list.n = static_cast<int>(n);
-  const int multiprocessors = device_attribute(op, cudaDevAttrMultiProcessorCount);
-  if (way == Way::stream) return stream_products(op, stream, type, list, units, multiprocessors);
-  tile_products(op, stream, type, list, units, multiprocessors);
+  stream_products(op, stream, type, list, units, device_attribute(op, cudaDevAttrMultiProcessorCount));
+  return 1;
 }
 
 }  // namespace cog_rwkv

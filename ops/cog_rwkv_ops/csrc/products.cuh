@@ -2,12 +2,11 @@
 // depend on each other is one launch, balanced over the device.
 //
 // A result is the same bytes every time. A row of it does not depend on the other rows of the batch beside it, nor on n
-// within 1..8, 9..16, 17..32 and 33..64; beyond that, sums may be cut otherwise for another n. Where there is no
-// Hopper, products of more than 64 tokens, and of transposed weights, are cuBLAS's, one by one.
+// within 1..8 and, without slices, beyond 8. Where there is no Hopper, products of more than 8 tokens, and of
+// transposed weights, are cuBLAS's, one by one.
 //
 // The kernels here follow each other by chain.cuh: they read weights before the kernel before them has ended, so
-// weights must not be written on the stream just before. They have not been run on a GPU yet; forward_ calls them,
-// which is off by default.
+// weights must not be written on the stream just before.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,12 +28,16 @@ struct Product {       // out[n][m] = f(sum_k x[n][k] weight[m][k] + bias[m])
   Epilogue f;
   bool float_out;
   bool transposed = false;  // the weight is [k, m]; all of a group are, or none
+  // More than 1: `out`, float32, has room for so many results, [slices, n, m], and the sums of its slices, added in
+  // their order, are the result. For one product alone, without bias and function.
+  int most_slices = 1;
 };
 
 constexpr int kMaxProducts = 8;
 
-// All products of one group, n rows each; `type`: Half or BFloat16. On the current device.
-void products(const char* op, cudaStream_t stream, ScalarType type, const Product* jobs, int count, int64_t n);
+// All products of one group, n rows each; `type`: Half or BFloat16. On the current device. Returns the number of
+// slices.
+int products(const char* op, cudaStream_t stream, ScalarType type, const Product* jobs, int count, int64_t n);
 
 constexpr int kMaxActiveRows = 16;  // the n of active_rows()
 constexpr int kMaxSlices = 32;

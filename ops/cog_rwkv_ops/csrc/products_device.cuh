@@ -1,9 +1,8 @@
-// What the kernels of products.cuh share: how weights come into shared memory, tensor cores, and the end of a product.
+// What the kernels of products.cuh share: copies into shared memory, tensor cores, and the end of a product.
 //
-// A lane copies the pieces of 16 bytes that it will multiply itself, so a warp's weights need no barrier: of a tile of
-// 16 rows by 32 columns lane 4 g + q has columns 8 q to 8 q + 7 of the rows g and g + 8. Two instructions of 16 columns
-// multiply them: the first takes the first four of the eight, the second the others. Which columns an instruction calls
-// its 16 does not matter, as long as the activations come in the same order.
+// For the tensor cores lane 4 g + q has, of 16 rows by 32 columns of a weight, columns 8 q to 8 q + 7 of the rows g and
+// g + 8. Two instructions of 16 columns multiply them: the first takes the first four of the eight, the second the
+// others. Which columns an instruction calls its 16 does not matter, as long as the activations come in the same order.
 #pragma once
 
 #include <type_traits>
@@ -149,94 +148,5 @@ __device__ __forceinline__ void plan_jobs(WarpPlan (&plans)[kMaxProducts], const
   const RowRange rows = rows_of_team(m, k, before, list.shares.begin(team), list.shares.begin(team + 1));
   plans[mine] = plan_warps(rows, log_split(k), most);
 }
-
-// The steps of a warp through its share of the weights, one after the other, for the copies that run ahead: a step is
-// one chunk of the columns of a tile of ROWS rows. `chunks(job, plan)`: which
-// chunks of a product this warp reads.
-template <int ROWS, class Chunks>
-class WeightSteps {
- public:
-  static constexpr int bytes = ROWS * kChunk * 2;  // of a step
-
-  __device__ WeightSteps(const ProductList& list, const WarpPlan* plans, const Chunks& chunks)
-      : list_(list), plans_(plans), chunks_(chunks) {}
-
-  // Starts the copies of the next step; nothing where there is none.
-  __device__ __forceinline__ void copy_next(uint32_t to) {
-    if (left_ == 0) find_tile();
-    if (left_ > 0) {
-      const int lane = threadIdx.x % 32;
-#pragma unroll
-      for (int i = 0; i < ROWS / 8; i++) {
-        copy_piece(to + (i * 32 + lane) * 16, at_ + i * stride_, lane / 4 + i * 8 < rows_);
-      }
-      at_ += kChunk * 2;
-      left_--;
-    }
-    end_step();
-  }
-
- private:
-  __device__ __forceinline__ void find_tile() {
-    while (left_ == 0 && job_ < list_.count) {
-      const WarpPlan& plan = plans_[job_];
-      if (round_ >= plan.rounds) {
-        round_ = 0;
-        job_++;
-        continue;
-      }
-      const RowRange tile = plan.tile_of(round_, threadIdx.x / 32);
-      round_++;
-      if (tile.begin == tile.end) continue;
-      const Product& job = list_.jobs[job_];
-      const RowRange chunks = chunks_(job, plan);
-      const int lane = threadIdx.x % 32;
-      const int64_t row_bytes = job.k * 2;
-      rows_ = static_cast<int>(tile.end - tile.begin);
-      left_ = chunks.end - chunks.begin;
-      stride_ = 8 * row_bytes;
-      at_ = static_cast<const char*>(job.weight) + (tile.begin + lane / 4) * row_bytes +
-            (chunks.begin * kChunk + lane % 4 * 8) * 2;
-    }
-  }
-
-  const ProductList& list_;
-  const WarpPlan* plans_;
-  const Chunks chunks_;
-  const char* at_ = nullptr;
-  int64_t stride_ = 0;
-  int rows_ = 0, job_ = 0;
-  uint32_t left_ = 0, round_ = 0;
-};
-
-// The ring in shared memory through which a warp's weights come: SLOTS steps are on their way or there. Each lane reads
-// what it copied, so nothing but its own copies is waited for.
-template <int ROWS, int SLOTS, class Chunks>
-struct WeightRing {
-  static constexpr int bytes = SLOTS * WeightSteps<ROWS, Chunks>::bytes;
-
-  WeightSteps<ROWS, Chunks> steps;
-  const uint32_t begin;  // the address in shared memory
-  uint32_t at;           // of the step that is read next
-
-  __device__ WeightRing(const ProductList& list, const WarpPlan* plans, const Chunks& chunks, const void* memory)
-      : steps(list, plans, chunks), begin(shared_address(memory)), at(begin) {
-    for (int i = 0; i < SLOTS; i++) steps.copy_next(begin + i * steps.bytes);
-  }
-
-  // This lane's pieces of the next step: of the rows lane / 4 + 8 i.
-  __device__ __forceinline__ void read(Piece (&pieces)[ROWS / 8]) const {
-    wait_for_steps<SLOTS - 1>();
-#pragma unroll
-    for (int i = 0; i < ROWS / 8; i++) pieces[i] = shared_piece(at + (i * 32 + threadIdx.x % 32) * 16);
-  }
-
-  // After read(): the room is free for another step.
-  __device__ __forceinline__ void go_on() {
-    steps.copy_next(at);
-    at += steps.bytes;
-    if (at == begin + bytes) at = begin;
-  }
-};
 
 }  // namespace cog_rwkv

@@ -10,8 +10,4 @@ void stream_products(const char* op, cudaStream_t stream, ScalarType type, Produ
                      int multiprocessors);
 size_t stream_shared_bytes();
 
-void tile_products(const char* op, cudaStream_t stream, ScalarType type, ProductList& list, uint64_t units,
-                   int multiprocessors);
-size_t tile_shared_bytes(int64_t n);
-
 }  // namespace cog_rwkv

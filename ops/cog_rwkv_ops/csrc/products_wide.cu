@@ -14,63 +14,51 @@ namespace {
 // What a plan depends on, besides the device.
 using PlanKey = std::vector<uint32_t>;
 
-PlanKey key_of(const WideJob* jobs, int count, uint32_t n, int device) {
-  PlanKey key{n, static_cast<uint32_t>(device)};
+PlanKey key_of(const WideJob* jobs, int count, uint32_t n, bool transposed, uint32_t most_parts, int device) {
+  PlanKey key{n, transposed ? 1u : 0u, most_parts, static_cast<uint32_t>(device)};
   for (int i = 0; i < count; i++) key.push_back(jobs[i].m), key.push_back(jobs[i].k);
   return key;
 }
 
-// For tests and measurements: COG_RWKV_WIDE=rows,tokens,team rows,team tokens,parts, the first two a size of
-// kTileSizes. Ignored where it is impossible.
-bool wanted_plan(const WideJob* jobs, int count, uint32_t n, const WideGpu& gpu, WidePlan& plan) {
+// For tests and measurements: COG_RWKV_WIDE=rows,tokens,parts, the first two a size of kTileSizes. Ignored where it is
+// impossible.
+bool wanted_plan(const WideJob* jobs, int count, uint32_t n, uint32_t most_parts, WidePlan& plan) {
   const char* wanted = std::getenv("COG_RWKV_WIDE");
   TileSize tile{};
-  WideTeam team{};
-  if (!wanted ||
-      std::sscanf(wanted, "%u,%u,%u,%u,%u", &tile.rows, &tile.tokens, &team.rows, &team.tokens, &team.parts) != 5) {
-    return false;
+  uint32_t parts = 0;
+  if (!wanted || std::sscanf(wanted, "%u,%u,%u", &tile.rows, &tile.tokens, &parts) != 3) return false;
+  if (parts < 1 || parts > most_parts || parts > steps_of(jobs[0].k)) return false;
+  for (const TileSize& size : kTileSizes) {
+    if (size.rows != tile.rows || size.tokens != tile.tokens) continue;
+    plan = make_plan(jobs, count, n, tile, parts);
+    return true;
   }
-  const auto is_power = [](uint32_t x) { return x == 1 || x == 2 || x == 4; };
-  bool known = false;
-  for (const TileSize& size : kTileSizes) known |= size.rows == tile.rows && size.tokens == tile.tokens;
-  if (!known || !is_power(team.rows) || !is_power(team.tokens) || !is_power(team.parts)) return false;
-  plan = make_plan(jobs, count, n, tile, team);
-  return plan_possible(plan, jobs, count) && gpu.of(team.blocks()) > 0;
+  return false;
 }
 
 // The best plan, thought out once.
-WidePlan plan_for(const WideJob* jobs, int count, uint32_t n, const WideGpu& gpu, int device) {
+WidePlan plan_for(const WideJob* jobs, int count, uint32_t n, bool transposed, uint32_t most_parts, int device,
+                  uint32_t multiprocessors) {
   constexpr size_t most = 4096;
   static thread_local std::map<PlanKey, WidePlan> known;
   WidePlan plan;
-  if (wanted_plan(jobs, count, n, gpu, plan)) return plan;
-  const PlanKey key = key_of(jobs, count, n, device);
+  if (wanted_plan(jobs, count, n, most_parts, plan)) return plan;
+  const PlanKey key = key_of(jobs, count, n, transposed, most_parts, device);
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
   if (known.size() >= most) known.clear();
-  return known[key] = best_wide_plan(jobs, count, n, gpu);
-}
-
-const WideGpu& gpu_of(const char* op, int device) {
-  static thread_local std::map<int, WideGpu> known;
-  const auto found = known.find(device);
-  if (found != known.end()) return found->second;
-  WideGpu gpu{};
-  for (uint32_t i = 0; i < 4; i++) gpu.clusters[i] = wide_clusters(op, 1u << i);
-  gpu.clusters[0] = device_attribute(op, cudaDevAttrMultiProcessorCount);
-  return known[device] = gpu;
+  return known[key] = best_wide_plan(jobs, count, n, transposed, most_parts, multiprocessors);
 }
 
 template <class T>
 void describe(const char* op, WideList& list, bool transposed) {
   const TileSize& tile = list.plan.tile;
-  const WideTeam& team = list.plan.team;
   for (int i = 0; i < kMaxProducts && list.jobs[i].x != nullptr; i++) {
     const Product& job = list.jobs[i];
     const T* weight = static_cast<const T*>(job.weight);
     list.weights[i] = transposed ? matrix_map(op, weight, job.m, 1, job.k, 64, false)
-                                 : matrix_map(op, weight, job.k, 1, job.m, tile.rows / team.tokens, false);
-    list.tokens[i] = matrix_map(op, static_cast<const T*>(job.x), job.k, 1, list.n, tile.tokens / team.rows, false);
+                                 : matrix_map(op, weight, job.k, 1, job.m, tile.rows, false);
+    list.tokens[i] = matrix_map(op, static_cast<const T*>(job.x), job.k, 1, list.n, tile.tokens, false);
   }
 }
 
@@ -83,7 +71,7 @@ bool wide_possible(const char* op, const Product* jobs, int count, int64_t n) {
   return rows < (int64_t{1} << 42) / (n + 1024);  // their tiles are counted in 32 bits
 }
 
-void wide_products(const char* op, cudaStream_t stream, ScalarType type, const Product* jobs, int count, int64_t n) {
+int wide_products(const char* op, cudaStream_t stream, ScalarType type, const Product* jobs, int count, int64_t n) {
   int device = 0;
   check_cuda(op, cudaGetDevice(&device));
   WideList list{};
@@ -95,17 +83,18 @@ void wide_products(const char* op, cudaStream_t stream, ScalarType type, const P
   for (int i = 0; i < count; i++) {
     sizes[i] = {static_cast<uint32_t>(list.jobs[i].m), static_cast<uint32_t>(list.jobs[i].k)};
   }
-  const WideGpu& gpu = gpu_of(op, device);
-  list.plan = plan_for(sizes, count, static_cast<uint32_t>(n), gpu, device);
-  const uint32_t clusters = gpu.of(list.plan.team.blocks());
+  const uint32_t blocks = device_attribute(op, cudaDevAttrMultiProcessorCount);
+  const uint32_t most_parts = count == 1 ? std::clamp<uint32_t>(jobs[0].most_slices, 1, kMostParts) : 1;
   const bool transposed = jobs[0].transposed;
+  list.plan = plan_for(sizes, count, static_cast<uint32_t>(n), transposed, most_parts, device, blocks);
   if (type == ScalarType::Half) {
     describe<Half>(op, list, transposed);
-    wide_launch_half(op, stream, list, transposed, clusters);
+    wide_launch_half(op, stream, list, transposed, blocks);
   } else {
     describe<BFloat16>(op, list, transposed);
-    wide_launch_bfloat16(op, stream, list, transposed, clusters);
+    wide_launch_bfloat16(op, stream, list, transposed, blocks);
   }
+  return static_cast<int>(list.plan.parts);
 }
 
 }  // namespace cog_rwkv

@@ -10,15 +10,11 @@ struct WideList;
 // Whether the current device and these sizes are for wide_products().
 bool wide_possible(const char* op, const Product* jobs, int count, int64_t n);
 
-// `jobs`: checked, at least one, all transposed or none; n is at least 1.
-void wide_products(const char* op, cudaStream_t stream, ScalarType type, const Product* jobs, int count, int64_t n);
+// `jobs`: checked, at least one, all transposed or none; n is at least 1. Returns the number of slices, as products().
+int wide_products(const char* op, cudaStream_t stream, ScalarType type, const Product* jobs, int count, int64_t n);
 
-// How many clusters of so many blocks the current device runs at once.
-int wide_clusters(const char* op, unsigned blocks);
-
-// Launch what `list` says, on so many clusters at most: a type and file each, as there are many kernels.
-void wide_launch_half(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t clusters);
-void wide_launch_bfloat16(const char* op, cudaStream_t stream, const WideList& list, bool transposed,
-                          uint32_t clusters);
+// Launch what `list` says, on so many blocks at most: a type and file each, as there are many kernels.
+void wide_launch_half(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t blocks);
+void wide_launch_bfloat16(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t blocks);
 
 }  // namespace cog_rwkv

@@ -3,9 +3,8 @@
 
 namespace cog_rwkv {
 
-void wide_launch_bfloat16(const char* op, cudaStream_t stream, const WideList& list, bool transposed,
-                          uint32_t clusters) {
-  launch_wide<BFloat16>(op, stream, list, transposed, clusters);
+void wide_launch_bfloat16(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t blocks) {
+  launch_wide<BFloat16>(op, stream, list, transposed, blocks);
 }
 
 }  // namespace cog_rwkv

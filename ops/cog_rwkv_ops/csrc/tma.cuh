@@ -90,43 +90,12 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 }
 
 #if COG_RWKV_WGMMA
-// The address in the cluster of what block `block` has at the address `at` of its own shared memory.
-__device__ __forceinline__ uint32_t address_in_block(uint32_t at, uint32_t block) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(block));
-  return there;
-}
-// Arrives at a barrier of any block of the cluster: what was read before may be overwritten.
-__device__ __forceinline__ void barrier_arrive_there(uint32_t there) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
-}
-// Likewise; what was written before may be read by who waits with barrier_wait_cluster().
-__device__ __forceinline__ void barrier_publish_there(uint32_t there) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
-}
-__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{.reg .pred done; wait: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1; "
-      "@done bra.uni end; bra.uni wait; end:}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
 __device__ __forceinline__ void load_matrix(uint32_t to, const CUtensorMap& map, uint32_t barrier, int a, int b,
                                             int c) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
       "[%2];" ::"r"(to),
       "l"(reinterpret_cast<uint64_t>(&map)), "r"(barrier), "r"(a), "r"(b), "r"(c)
-      : "memory");
-}
-// The same into the shared memory of every block of the cluster in `blocks`, at the same addresses.
-__device__ __forceinline__ void load_matrix_for(uint16_t blocks, uint32_t to, const CUtensorMap& map, uint32_t barrier,
-                                                int a, int b, int c) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
-      "l"(reinterpret_cast<uint64_t>(&map)), "r"(barrier), "r"(a), "r"(b), "r"(c), "h"(blocks)
       : "memory");
 }
 __device__ __forceinline__ void load_image(uint32_t to, const CUtensorMap& map, uint32_t barrier, int c, int x, int y,

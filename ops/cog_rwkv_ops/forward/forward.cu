@@ -13,8 +13,9 @@ namespace {
 
 constexpr const char* kOp = "forward_";
 constexpr float kNormEps = 1e-5f, kGroupNormEps = 64e-5f;
-constexpr int64_t kSparseTokens = 16;  // up to so many, value rows of neurons that no token uses are not read
-constexpr int64_t kFloatTokens = 64;   // up to so many, float32 for the residual stream is no burden
+constexpr int64_t kSparseTokens = 4;   // up to so many, value rows of neurons that no token uses are not read
+constexpr int64_t kSliceTokens = 512;  // up to so many, the residual stream gets sums in slices, float32
+constexpr int kSlices = 8;             // at most, of a product of more than kSparseTokens
 
 // relu(k)^2 leaves float16 where k is above 255. So k is a quarter of itself there, and the product gets 16 times.
 template <class W>
@@ -45,7 +46,7 @@ struct Flow {
     mixed = halves({6, n, c}), projected = halves({kProjections, n, c}), hidden = halves({n * ranks});
     v_first = halves({n, c}), gated = halves({std::max(n, batch), c}), keys = halves({n, ffn}), out = halves({n, c});
     if (packed) prepared = halves({5, n, c});
-    partial = floats({n <= kSparseTokens ? kMaxSlices : 1, n, c});
+    partial = floats({n <= kSparseTokens ? kMaxSlices : n <= kSliceTokens ? kSlices : 0, n, c});
   }
 };
 
@@ -103,11 +104,7 @@ class Forward {
       dispatch_float_or_half(wkv_.scalar_type(),
                              [&](auto s) { step_heads<typename decltype(s)::type>(layer, w, weights.first); });
     }
-    if (t_.n > kFloatTokens) return multiply(data<W>(gated_), w.output, false, 1.0f);
-    const Product output{
-        data<W>(gated_), data<W>(w.output), nullptr, mutable_data<float>(f_.partial), t_.c, t_.c, Epilogue::none, true};
-    products(kOp, stream_, type_, &output, 1, t_.n);
-    delta_ = {data<float>(f_.partial), 1, false, 1.0f};
+    multiply(data<W>(gated_), w.output, false, 1.0f);
   }
 
   void channel_mix(int64_t layer, const ChannelMixWeights& w) {
@@ -123,13 +120,14 @@ class Forward {
     delta_ = {partial, slices, false, back};
   }
 
-  // Many tokens: what the residual stream gets is W [n, c]. The weight is [c, k], or [k, c] where it is transposed.
+  // What the residual stream gets: sums in slices, or W [n, c]. The weight is [c, k], or [k, c] where it is transposed.
   void multiply(const W* x, const Tensor& weight, bool transposed, float scale) {
-    const Product job{
-        x,     data<W>(weight), nullptr, mutable_data<W>(f_.out), t_.c, weight.size(transposed ? 0 : 1), Epilogue::none,
-        false, transposed};
-    products(kOp, stream_, type_, &job, 1, t_.n);
-    delta_ = {data<W>(f_.out), 1, true, scale};
+    const bool sliced = t_.n <= kSliceTokens;
+    Product job{.x = x, .weight = data<W>(weight), .m = t_.c, .k = weight.size(transposed ? 0 : 1)};
+    job.out = sliced ? mutable_data<float>(f_.partial) : static_cast<void*>(mutable_data<W>(f_.out));
+    job.float_out = sliced, job.transposed = transposed, job.most_slices = sliced ? kSlices : 1;
+    const int slices = products(kOp, stream_, type_, &job, 1, t_.n);
+    delta_ = {job.out, slices, !sliced, scale};
   }
 
   NormShift<W> norm(const Tensor& weight, const Tensor& bias) const {

@@ -2,7 +2,8 @@
 //
 // A weight's rows are the rows of a tile, tokens its columns: so n need not fill anything up. One warp of a block
 // copies, STAGES steps of 64 terms ahead, from one tile to the next; two groups of four warps multiply, each half of
-// the rows, and write while copies go on. Blocks walk through the units of all products of a group (wide_plan.h).
+// the rows, or of the steps where a tile has 64 rows, and write while copies go on. Blocks walk through the units of
+// all products of a group (wide_plan.h).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,12 +31,14 @@ struct WideList {
 
 template <int ROWS_, int TOKENS_>
 struct WideShape {
-  static constexpr int ROWS = ROWS_, TOKENS = TOKENS_, BLOCKS = ROWS / 128;  // blocks of 64 rows, of a warp group
+  static constexpr int ROWS = ROWS_, TOKENS = TOKENS_;
+  static constexpr bool shared_rows = ROWS == 64;              // the groups take the same rows, every other step each
+  static constexpr int BLOCKS = shared_rows ? 1 : ROWS / 128;  // blocks of 64 rows, of a group
   static constexpr uint32_t weights = ROWS * 128, stage = weights + TOKENS * 128;
   static constexpr uint32_t turns = 4 * kTurnBytes, barriers = 256, whole = 227 * 1024;
   static constexpr uint32_t room = (whole - 1024 - turns - barriers) / stage, STAGES = room < 10 ? room : 10;
   static constexpr uint32_t bytes = 1024 + STAGES * stage + turns + barriers;  // tiles begin on a multiple of 1024
-  static_assert(STAGES >= 3 && ROWS % 128 == 0 && TOKENS % 16 == 0);
+  static_assert(STAGES >= 3 && (ROWS % 128 == 0 || (shared_rows && TOKENS <= 32)) && TOKENS % 16 == 0);
 };
 
 // Where things are in the shared memory of a block.
@@ -69,7 +72,7 @@ __device__ __forceinline__ void init_barriers(const WideMemory<S>& memory) {
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < S::STAGES; i++) {
       barrier_init(memory.full(i), 1);
-      barrier_init(memory.empty(i), kSumThreads / 32);
+      barrier_init(memory.empty(i), kSumThreads / 32 / (S::shared_rows ? 2 : 1));
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_copies();
@@ -139,14 +142,18 @@ __device__ __forceinline__ void give_back(const WideMemory<S>& memory, uint32_t 
 template <class T, class S, bool transposed>
 __device__ __forceinline__ void multiply_tile(float (&sums)[S::BLOCKS][S::TOKENS / 2], const WideMemory<S>& memory,
                                               uint32_t steps, RingPlace<S>& at) {
-  const uint32_t first = threadIdx.x / 128 * S::BLOCKS * kBlockBytes;
+  const uint32_t group = threadIdx.x / 128, first = S::shared_rows ? 0 : group * S::BLOCKS * kBlockBytes;
 #pragma unroll
   for (int b = 0; b < S::BLOCKS; b++) {
 #pragma unroll
     for (int j = 0; j < S::TOKENS / 2; j++) sums[b][j] = 0.0f;
   }
-  uint32_t before = 0;
+  uint32_t before = S::STAGES;  // the stage of the step before
   for (uint32_t step = 0; step < steps; step++) {
+    if (S::shared_rows && step % 2 != group) {
+      at.go_on();
+      continue;
+    }
     const uint32_t left = memory.stage(at.stage) + first, right = memory.stage(at.stage) + S::weights;
     barrier_wait(memory.full(at.stage), at.round & 1);
     wgmma_fence();
@@ -160,7 +167,7 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[S::BLOCKS][S::TOKENS
       }
     }
     wgmma_commit();
-    if (step > 0) {
+    if (before < S::STAGES) {
       wait_wgmma<1>();  // the step before has been read
       give_back(memory, before);
     }
@@ -170,7 +177,7 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[S::BLOCKS][S::TOKENS
   wait_wgmma<0>();
 #pragma unroll
   for (int b = 0; b < S::BLOCKS; b++) sums_ready(sums[b]);
-  if (steps > 0) give_back(memory, before);
+  if (before < S::STAGES) give_back(memory, before);
 }
 
 __device__ __forceinline__ uint32_t two_halves(Half, float low, float high) {
@@ -202,7 +209,7 @@ __device__ __forceinline__ void group_barrier(int group) {
 // Of sums[b][j] of a thread: the row and the token in the tile.
 template <class S>
 __device__ __forceinline__ int row_of(int b, int j) {
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
+  const int group = S::shared_rows ? 0 : threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
   return (group * S::BLOCKS + b) * 64 + warp * 16 + threadIdx.x % 32 / 4 + j / 2 % 2 * 8;
 }
 __device__ __forceinline__ int token_of(int j) { return j / 4 * 8 + threadIdx.x % 4 * 2 + j % 2; }
@@ -293,6 +300,28 @@ __device__ __forceinline__ void write_tile(const float (&sums)[S::BLOCKS][S::TOK
   }
 }
 
+// Where the groups take the same rows: the first adds the sums of the second to its own.
+template <class S>
+__device__ __forceinline__ void join_groups(float (&sums)[S::BLOCKS][S::TOKENS / 2], const WideMemory<S>& memory) {
+  const uint32_t mine = memory.turn(1, 0) + threadIdx.x % 128 * 4;
+  if (threadIdx.x >= 128) {
+#pragma unroll
+    for (int j = 0; j < S::TOKENS / 2; j++) {
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(mine + j * 512), "f"(sums[0][j]) : "memory");
+    }
+  }
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+  if (threadIdx.x < 128) {
+#pragma unroll
+    for (int j = 0; j < S::TOKENS / 2; j++) {
+      float other;
+      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(other) : "r"(mine + j * 512) : "memory");
+      sums[0][j] += other;
+    }
+  }
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+}
+
 template <class T, class S, bool transposed>
 __device__ __forceinline__ void multiply_units(const WideList& list, const WideMemory<S>& memory) {
   const WidePlan& plan = list.plan;
@@ -305,6 +334,10 @@ __device__ __forceinline__ void multiply_units(const WideList& list, const WideM
     const int row0 = static_cast<int>(place.row), token0 = static_cast<int>(place.token);
     float sums[S::BLOCKS][S::TOKENS / 2];
     multiply_tile<T, S, transposed>(sums, memory, steps.end - steps.begin, at);
+    if constexpr (S::shared_rows) {
+      join_groups<S>(sums, memory);
+      if (threadIdx.x >= 128) continue;
+    }
     end_sums<S>(sums, job, row0);
     if (job.float_out) {
       write_floats<S>(sums, job, list.n, row0, token0, place.part);

@@ -16,8 +16,8 @@ constexpr uint32_t kMostParts = 8;   // of the terms of a tile
 struct TileSize {
   uint32_t rows, tokens;
 };
-constexpr TileSize kTileSizes[] = {{128, 16},  {128, 32},  {128, 64}, {128, 128}, {128, 160}, {128, 192},
-                                   {128, 240}, {128, 256}, {256, 64}, {256, 128}, {256, 160}};
+constexpr TileSize kTileSizes[] = {{64, 16},   {64, 32},   {128, 16},  {128, 32}, {128, 64},  {128, 128}, {128, 160},
+                                   {128, 192}, {128, 240}, {128, 256}, {256, 64}, {256, 128}, {256, 160}};
 
 // A unit is a tile, or one of several parts of the terms of its sums.
 struct WidePlan {
@@ -68,7 +68,7 @@ inline WidePlan make_plan(const WideJob* jobs, int count, uint32_t n, TileSize t
 
 constexpr double kTensorCycles = 1.0 / 1550;  // a multiply-add, of a multiprocessor
 constexpr double kIngressCycles = 1.0 / 50;   // a byte into the shared memory of one
-constexpr double kCacheCycles = 1.0 / 4000;   // a byte out of L2, for all of them
+constexpr double kCacheCycles = 1.0 / 6500;   // a byte out of L2, for all of them
 constexpr double kMemoryCycles = 1.0 / 2450;  // a byte out of memory
 constexpr double kStartCycles = 2500;         // until the first tiles are there
 

@@ -32,8 +32,10 @@ class Watch(threading.Thread):
             with self.server.open_stream("class Node:\n", max_tokens=20000, temperature=1.0, seed=seed) as events:
                 last = None
                 for event in events:
-                    if event.name != "output" or self.over.is_set():
-                        break
+                    if self.over.is_set():
+                        return
+                    if event.name != "output":
+                        continue
                     if last is not None:
                         self.gaps.append((event.time, event.time - last))
                     last = event.time

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "fast_math.cuh"
+
 namespace cog_rwkv {
 
 // A result of 16 x 8: this lane has (g, 2 q), (g, 2 q + 1), (g + 8, 2 q), (g + 8, 2 q + 1), g = lane / 4, q = lane % 4.
@@ -64,18 +66,6 @@ __device__ __forceinline__ void multiply(F of) {
     const TileProduct p = of(i);
     mma(p.sums, p.a, p.b);  // the tensor cores see the big parts alone
   }
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float reciprocal_fast(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {

@@ -3,6 +3,7 @@
     python benchmarks/ops.py --only swish,host_gather                      # a table
     python benchmarks/ops.py --cases wkv --peers rwkv-ops,rwkvserve        # beside these packages alone
     python benchmarks/ops.py --save benchmarks/results/h200_ops.json       # all of them; also draws the .png
+    python benchmarks/ops.py --skip-measured --budget 130 --save ...       # on with what that file does not have
     python benchmarks/ops.py --readme                                      # the table of ops/README.md from the JSON
 
 What is measured stands in ``benchmarks/op_cases``. Both sides run in turns on the same inputs; no time is given unless
@@ -43,21 +44,26 @@ def floor(case: Case, limits: dict[str, float]) -> float:
     return max(amount / limits[name] for amount, name in needs if amount) * 1e3
 
 
-def measure(case: Case, limits: dict[str, float], options: argparse.Namespace) -> Iterator[Row]:
-    """One row a peer, or one without; of a peer that does not count, why. Raises SystemExit where ours is wrong."""
-    makers = chosen_peers(case, options)
-    if not makers and (case.peers or case.packages):
-        return
-    name = f"{case.op} {'backward' if case.backward else 'forward'} {case.dtype} {case.shape}"
-    error = case.error()
-    if not error <= case.bound:
-        raise SystemExit(f"{name}: the error is {error:.2e}, over {case.bound:.1e}; no time is given")
+def measure(
+    case: Case, limits: dict[str, float], options: argparse.Namespace, skip: Callable[[Row], bool] = lambda row: False
+) -> Iterator[Row]:
+    """One row a peer, or one without; of a peer that does not count, why. Raises SystemExit where ours is wrong.
+
+    Nothing where ``skip`` leaves none of the peers: it sees the row as far as it is known.
+    """
     what: Row = {
         "op": case.op,
         "pass": "backward" if case.backward else "forward",
         "dtype": str(case.dtype).removeprefix("torch."),
         "shape": case.shape,
     }
+    makers = {peer: make for peer, make in chosen_peers(case, options).items() if not skip(what | {"peer": peer})}
+    if not makers and (case.peers or case.packages):
+        return
+    name = f"{case.op} {'backward' if case.backward else 'forward'} {case.dtype} {case.shape}"
+    error = case.error()
+    if not error <= case.bound:
+        raise SystemExit(f"{name}: the error is {error:.2e}, over {case.bound:.1e}; no time is given")
     sides = {"ours": Timed(case.ours, case.graph, options.milliseconds)}
     for peer, make in makers.items():
         try:
@@ -103,6 +109,23 @@ def why(reason: Exception) -> str:
     return (str(reason) if isinstance(reason, Missing) else f"{type(reason).__name__}: {reason}").splitlines()[0]
 
 
+class Skipped:
+    """The peers that a run passes over: where their rows are known, and after one time that took too long."""
+
+    def __init__(self, known: list[Row]) -> None:
+        self._known = {ops_report.key(row) for row in known}
+        self._late: set[tuple[object, object]] = set()
+
+    def __call__(self, row: Row) -> bool:
+        """Whether to pass over the peer of this row."""
+        return ops_report.key(row) in self._known or (row["op"], row["peer"]) in self._late
+
+    def note(self, row: Row) -> None:
+        """A row that the run has made: what was not made within its time, is not begun anew at another size."""
+        if str(row.get("why", "")).startswith(TimeoutError.__name__):
+            self._late.add((row["op"], row["peer"]))
+
+
 def names(given: str) -> set[str]:
     """Of an argument with commas between; none mean all."""
     return set(filter(None, given.split(",")))
@@ -135,8 +158,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--milliseconds", type=float, default=20.0, help="of a round of one side")
     parser.add_argument("--save", type=Path, help="merge the rows into this JSON file, and draw it beside")
+    parser.add_argument("--skip-measured", action="store_true", help="pass over the peers whose rows that file has")
     parser.add_argument("--readme", action="store_true", help="write the tables of ops/README.md and measure nothing")
     args = parser.parse_args()
+    if args.skip_measured and not args.save:
+        parser.error("--skip-measured needs the file of --save")
     if args.readme:
         ops_report.write_readme(RESULTS, ROOT / "ops" / "README.md")
         return
@@ -146,12 +172,14 @@ def main() -> None:
     print(torch.cuda.get_device_name(), f"torch {torch.__version__};", {k: f"{v:.3g}/s" for k, v in limits.items()})
     rows: list[Row] = []
     passed_over: list[Row] = []
+    skip = Skipped(ops_report.load(args.save) if args.skip_measured else [])
     for case in all_cases(names(args.only), names(args.cases)):
         if time.monotonic() - begin > args.budget:
             print(f"{args.budget:.0f} s are over: not measured from {case.op} {case.shape} on")
             break
-        for row in measure(case, limits, args):
+        for row in measure(case, limits, args, skip):
             print(ops_report.line(row), flush=True)
+            skip.note(row)
             if "why" in row:
                 passed_over.append(row)
                 continue

@@ -6,10 +6,14 @@ from pathlib import Path
 from benchmarks import marks
 
 Row = dict[str, object]
-CASE = ("op", "pass", "dtype", "shape")
-KEY = (*CASE, "peer")
+KEY = ("op", "pass", "dtype", "shape", "peer")
 ALONE = "-"  # the peer of a row that has none
 BEGIN, END = "<!-- benchmarks/ops.py --readme -->", "<!-- end -->"
+
+
+def key(row: Row) -> tuple[object, ...]:
+    """What the row is of: one place in the results."""
+    return tuple(row[name] for name in KEY)
 
 
 def line(row: Row) -> str:
@@ -28,9 +32,9 @@ def load(path: Path) -> list[Row]:
 
 def merge(path: Path, rows: list[Row]) -> None:
     """Put ``rows`` into the file, in the place of rows for the same thing; one without a peer is for want of others."""
-    found = {tuple(row[k] for k in KEY): row for row in [*load(path), *rows]}
-    compared = {key[:-1] for key in found if key[-1] != ALONE}
-    kept = [row for key, row in found.items() if key[-1] != ALONE or key[:-1] not in compared]
+    found = {key(row): row for row in [*load(path), *rows]}
+    compared = {place[:-1] for place in found if place[-1] != ALONE}
+    kept = [row for place, row in found.items() if place[-1] != ALONE or place[:-1] not in compared]
     order = sorted(kept, key=lambda row: (row["op"], row["pass"] == "backward"))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("[\n" + ",\n".join(json.dumps(row) for row in order) + "\n]\n")

@@ -302,11 +302,15 @@ def _as_ours(p: Problem, name: str, gradient: Tensor, turned: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Package:
-    """A peer: how its kernels are made, and the operators of which it has a forward and a backward."""
+    """A peer: how its kernels are made, and the operators of which it has a forward and a backward.
+
+    One that is made anew for every size, and slowly, is measured at the short one alone.
+    """
 
     make: Callable[[Problem], Kernels]
     forward: str
     backward: str
+    short: bool = False
 
 
 PACKAGES = {
@@ -316,7 +320,7 @@ PACKAGES = {
     "rwkvserve (inference)": Package(rwkvserve_inference, "wkv7", ""),
     "flashrwkv2": Package(flashrwkv2, "wkv7", "wkv7"),
     "flash-linear-attention": Package(flash_linear_attention, "wkv4 wkv6 wkv7", "wkv4 wkv6 wkv7"),
-    "torch.compile": Package(torch_compile, "", "wkv4 wkv5"),
+    "torch.compile": Package(torch_compile, "", "wkv4 wkv5", short=True),
 }
 
 

@@ -67,8 +67,9 @@ class StubModel:
 
     NAN_LOGITS = -1
 
-    def __init__(self, script: Script, vocab_size: int = 64, delay: float = 0.0) -> None:
-        self.script, self.vocab_size, self.delay = script, vocab_size, delay
+    def __init__(self, script: Script, vocab_size: int = 64, delay: float = 0.0, recording: bool = True) -> None:
+        """``steps`` holds all that were made, unless it is not ``recording``: a server makes more of them for ever."""
+        self.script, self.vocab_size, self.delay, self.recording = script, vocab_size, delay, recording
         self.device = torch.device("cpu")
         self.steps: list[Step] = []
 
@@ -78,7 +79,8 @@ class StubModel:
         ends = cu_seqlens.tolist()
         parts = [ids[begin:end].tolist() for begin, end in pairwise(ends)]
         assert all(parts) and ends[-1] == len(ids)
-        self.steps.append(Step(rows.tolist(), parts))
+        if self.recording:
+            self.steps.append(Step(rows.tolist(), parts))
         time.sleep(self.delay)
         logits = torch.full((len(parts), self.vocab_size), -20.0)
         for index, (row, part) in enumerate(zip(rows.tolist(), parts, strict=True)):

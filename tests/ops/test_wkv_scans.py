@@ -116,3 +116,29 @@ def test_any_share_of_a_head_in_a_block_on_cuda(case: Case, heads: int, cuda: st
     y_wanted, end_wanted = case.definition(**copied(given, lambda t: t.double()))
     assert error(y, y_wanted.cpu()) <= BOUND[F32]
     assert error(end, end_wanted.cpu()) <= 2 * BOUND[F32]
+
+
+@every_dtype
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "shape", [(14, 40, 8192), (14, 40, 4097), (5, 70, 4096), (1, 530, 4096), (2, 530, 33), (1, 7, 64)]
+)
+def test_any_number_of_channels_of_wkv4_on_cuda(shape: tuple[int, int, int], dtype: torch.dtype, cuda: str) -> None:
+    """Enough to fill the GPU or few, which share the time; an even number, and odd ones; from anywhere in memory."""
+    fill, count, (batch, _, channels) = Fill(cuda), math.prod(shape), shape
+    for offset in (0, 1):
+        k, v = (fill(count + 1, dtype=dtype)[offset : offset + count].view(shape) for _ in range(2))
+        given: Arguments = {"w": fill(channels) - 1, "u": fill(channels), "k": k, "v": v}
+        given["state"] = torch.stack(
+            [fill(batch, channels), fill(batch, channels).abs() + 0.5, fill(batch, channels)], 1
+        )
+        y, end = cog_rwkv_ops.wkv4(**given)
+        incoming = [fill(*shape, dtype=dtype), fill(*end.shape)]
+        wide = copied(given, lambda t: t.double())
+        y_wanted, end_wanted = SCANS[0].definition(**wide)
+        assert error(y, y_wanted.cpu()) <= BOUND[dtype]
+        assert error(end, end_wanted.cpu()) <= 2 * BOUND[F32]
+        found = gradients(cog_rwkv_ops.wkv4, given, incoming)
+        right = gradients(SCANS[0].definition, wide, [t.double() for t in incoming])
+        for name, a, b in zip(given, found, right, strict=True):
+            assert error(a, b.cpu()) <= max(2e-5, BOUND[a.dtype]), name

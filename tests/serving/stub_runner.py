@@ -42,7 +42,8 @@ class Runner(Product):
     def setup(self) -> None:  # type: ignore[override]
         cancellation.install()
         settings, tokenizer = Settings.read(), Tokenizer(None)
-        model = StubModel(Script(tokenizer), VOCAB, delay=float(os.environ.get("STUB_DELAY", "0.0005")))
+        delay = float(os.environ.get("STUB_DELAY", "0.0005"))
+        model = StubModel(Script(tokenizer), VOCAB, delay, recording=False)
         rows = settings.rows("cpu")
         sampler = Sampler(VOCAB, rows, model.device, tokenizer.allowed(VOCAB))
         if "STUB_CLOCK_JUMPS" in os.environ:

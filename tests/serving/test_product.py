@@ -157,6 +157,8 @@ def test_eight_streams_are_three_times_as_fast_as_one(launch: Callable[..., Serv
         assert all(stream.named("output")[0].time - began < 0.3 * took for stream in streams)
         return sum(stream.final["metrics"]["completion_tokens"] for stream in streams) / took
 
-    one, eight = speed(1), speed(8)
-    print(f"0.1b, tokens/s: {one:.1f} at 1 stream, {eight:.1f} at 8 ({eight / one:.1f}x)")
+    one = eight = 0.0
+    for _ in range(3):  # the best of each, in turns: the machine may have other guests
+        one, eight = max(one, speed(1)), max(eight, speed(8))
+        print(f"0.1b, tokens/s: {one:.1f} at 1 stream, {eight:.1f} at 8 ({eight / one:.1f}x)")
     assert eight >= 3 * one

@@ -3,6 +3,7 @@
 // feeds them: 16-byte asynchronous copies into shared memory, and barriers that one warp waits on while others arrive.
 #pragma once
 
+#include "fast_math.cuh"
 #include "shared.cuh"
 
 namespace cog_rwkv {
@@ -62,18 +63,6 @@ __device__ __forceinline__ void multiply(F of) {
     const TileProduct p = of(i);
     mma(p.sums, p.a, p.b);  // the tensor cores see the big parts alone
   }
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float reciprocal_fast(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 // 16 bytes, both ends on 16-byte boundaries; zeros where `inside` is false, and then `from` is not read.

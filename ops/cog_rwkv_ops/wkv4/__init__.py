@@ -4,7 +4,8 @@
     A <- e^-rate A + e^k_t v_t        B <- e^-rate B + e^k_t        rate = exp(w)
 
 A and B are kept as a = A e^-p and b = B e^-p, with p the largest exponent so far, so that nothing overflows. All
-arithmetic is float32. On CUDA time is cut into segments, which are summed side by side.
+arithmetic is float32. On CUDA, where channels are too few to fill the GPU, time is cut into segments, which are summed
+side by side.
 """
 
 from typing import Any
@@ -32,8 +33,9 @@ def wkv4(w: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Ten
 
     Returns:
         y, like `k`, and the state after the last token, like `state`. Differentiable twice: the first time by kernels
-        in float32, which keep the arguments alone (and while they run three floats a token and channel), the second
-        time in plain PyTorch. Where a token's exponent equals that of the state, p's gradient goes to the token.
+        in float32, which keep the arguments alone (and while they run three floats for each channel of a token, on
+        CUDA of every eighth), the second time in plain PyTorch. Where a token's exponent equals that of the state, p's
+        gradient goes to the token.
 
     Raises:
         RuntimeError: a dtype, shape or device is wrong; the message names the argument.

@@ -281,7 +281,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=synth_rwkv7.SIZES, help="size of the generated checkpoint")
     parser.add_argument("--cells", default="", help="BxT, with commas between; default: those that have goals")
-    parser.add_argument("--kernels", choices=("plain", "tuned"), default="plain", help="of our side")
+    parser.add_argument("--kernels", choices=("plain", "tuned"), default="tuned", help="of our side")
     parser.add_argument("--no-peer", action="store_true", help="measure our side only")
     parser.add_argument("--peer-folder", type=Path, help=f"where {engine_peer.SCRIPT} is; default: where pip put it")
     parser.add_argument("--peer-variants", default=",".join(engine_peer.VARIANTS), help="of these the better counts")

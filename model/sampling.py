@@ -82,8 +82,8 @@ class Sampler:
     ) -> None:
         """``allowed``: bool [vocab_size], the ids that may be drawn (``Tokenizer.allowed``).
 
-        ``tuned``: on CUDA too a step is the operator `sample_`, whose CUDA kernel has not been seen on a GPU yet; else
-        it is that of ``sampling_plain`` there. Raises ValueError where ``allowed`` has another shape or allows nothing.
+        ``tuned``: on CUDA too a step is the operator `sample_`; else it is that of ``sampling_plain`` there. Raises
+        ValueError where ``allowed`` has another shape or allows nothing.
         """
         if allowed.shape != (vocab_size,) or allowed.dtype != torch.bool or not allowed.any():
             raise ValueError(

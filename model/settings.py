@@ -39,7 +39,7 @@ class Settings(BaseSettings):
         default=False, description="Whether the embedding stays in pinned host memory and a GPU reads its rows there."
     )
     kernels: Literal["plain", "tuned"] = Field(
-        default="plain",
+        default="tuned",
         description="On a GPU, tuned: whole steps in one call, decoding by CUDA graphs; plain: operator by operator.",
     )
     max_batch: int | None = Field(

@@ -1,6 +1,6 @@
 """A step of sampling in PyTorch's own operators, about fifty launches of them: what `cog_rwkv_ops.sample_` does in one.
 
-For CUDA, until that operator has been seen on a GPU. The same definition (its docstring), the same tables; exp
+For CUDA, where `COG_RWKV_KERNELS` is plain. The same definition (its docstring), the same tables; exp
 is PyTorch's and differs in its last bit, so where a draw falls within 1e-7 of a boundary it may take the neighbour.
 """
 

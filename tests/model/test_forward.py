@@ -10,9 +10,11 @@ from model import checkpoint
 from model.rwkv7 import RWKV7
 from model.state import StatePool
 from tests import tiny
+from tests.ops.test_products_wide import TILES
 
 HALVES = [torch.float16, torch.bfloat16]
 SHAPE = tiny.Shape(layers=3, width=320, ranks=(32, 64, 32, 96), vocab=544)
+# Its value products have sums of 8192 terms, in several slices up to 512 tokens.
 WIDE = tiny.Shape(layers=2, width=2048, ranks=(96, 96, 64, 256), vocab=1024)
 
 
@@ -106,22 +108,44 @@ def test_packed_sequences_are_near_the_operators(tmp_path, dtype: torch.dtype, l
 
 @pytest.mark.gpu
 def test_wide_layers(tmp_path) -> None:
-    """Several blocks a token, and several tokens a block."""
+    """Several blocks a token, and several tokens a block; sums in slices, and whole ones."""
     tuned, plain, _ = models(tmp_path, torch.float16, WIDE)
-    for lengths in ([1], [1] * 5, [3000, 1, 500]):
+    for lengths in ([1], *([1] * n for n in (5, 12, 64, 100, 128, 300, 512, 513)), [3000, 1, 500]):
         ids, rows, ends = batch(lengths)
         before = filled(tuned, len(lengths) + 2)
         one, other = copied(before, tuned), copied(before, tuned)
-        assert error(tuned.forward(ids, one, rows, ends), plain.forward(ids, other, rows, ends)) < 0.02
-        assert error(one.wkv, other.wkv) < 0.02 and error(one.shift, other.shift) < 0.02
+        got, want = tuned.forward(ids, one, rows, ends), plain.forward(ids, other, rows, ends)
+        assert all(error(a, b) < 0.02 for a, b in zip(got, want, strict=True)), len(ids)
+        assert error(one.wkv, other.wkv) < 0.02 and error(one.shift, other.shift) < 0.02, len(ids)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_slices_of_every_number_in_every_tile(tmp_path, dtype: torch.dtype, monkeypatch) -> None:
+    """The output and value products, which alone have slices: of 5 and 20 steps here. Others take whole sums."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    tuned, plain, _ = models(tmp_path, dtype)
+    close = 0.02 if dtype == torch.float16 else 0.1
+    for n in (5, 70, 270):
+        ids, rows, ends = batch([1] * n)
+        before = filled(tuned, n + 2)
+        want = plain.forward(ids, copied(before, tuned), rows, ends)
+        for tile in TILES:
+            for parts in (1, 2, 3, 5, 8):
+                monkeypatch.setenv("COG_RWKV_WIDE", f"{tile[0]},{tile[1]},{parts}")
+                got = [tuned.forward(ids, copied(before, tuned), rows, ends) for _ in range(2)]
+                assert all(error(a, b) < close for a, b in zip(got[0], want, strict=True)), (n, tile, parts)
+                assert torch.equal(got[0], got[1]), (n, tile, parts)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape, n", [(SHAPE, 6), (WIDE, 5), (WIDE, 300)], ids=["6", "wide 5", "wide 300"])
 @pytest.mark.acceptance(11)
-def test_the_same_bytes_every_time_and_beside_others(tmp_path) -> None:
-    tuned, _, _ = models(tmp_path, torch.float16)
-    ids, rows, ends = batch([1] * 6)
-    before = filled(tuned, 8)
+def test_the_same_bytes_every_time_and_beside_others(tmp_path, shape: tiny.Shape, n: int) -> None:
+    tuned, _, _ = models(tmp_path, torch.float16, shape)
+    ids, rows, ends = batch([1] * n)
+    before = filled(tuned, n + 2)
     first = tuned.forward(ids, copied(before, tuned), rows, ends)
     assert torch.equal(first, tuned.forward(ids, copied(before, tuned), rows, ends))
     turned = tuned.forward(ids.flip(0), copied(before, tuned), rows.flip(0), ends)
@@ -129,7 +153,9 @@ def test_the_same_bytes_every_time_and_beside_others(tmp_path) -> None:
 
 
 @pytest.mark.gpu
-def test_padding_changes_nothing(tmp_path) -> None:
+def test_padding_changes_nothing(tmp_path, monkeypatch) -> None:
+    """Where the sums of a product are shared alike for both numbers of tokens."""
+    monkeypatch.setenv("COG_RWKV_WIDE", "64,16,2")
     tuned, _, _ = models(tmp_path, torch.float16)
     ids, rows, ends = batch([1] * 5)
     before = filled(tuned, 7)

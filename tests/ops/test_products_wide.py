@@ -1,4 +1,4 @@
-"""products of many tokens on Hopper: every kernel, every way to share a tile, both layouts of the weights."""
+"""products on Hopper: every number of tokens, every size of a tile, both layouts of the weights."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,13 @@ from torch import Tensor
 import cog_rwkv_ops
 from tests.ops.test_products import F16, Fill, Guarded, assert_right, check_group, every_dtype, group, run
 
-SIZES = [65, 66, 127, 128, 129, 160, 161, 255, 257, 320, 512, 960, 1000, 4097]
-TILES = [(128, 64), (128, 128), (128, 160), (128, 192), (128, 208), (128, 240), (128, 256), (256, 128), (256, 160)]
-# Rows, tokens and parts of the sums that the blocks of a cluster share among themselves.
-TEAMS = [(1, 1, 1), (2, 1, 1), (4, 1, 1), (1, 2, 1), (2, 2, 1), (4, 2, 1), (1, 1, 2), (1, 1, 4), (2, 1, 4), (2, 2, 2)]
+SIZES = [1, 2, 5, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64]
+SIZES += [65, 66, 127, 128, 129, 160, 161, 255, 257, 320, 512, 960, 1000, 4097]
+# As in csrc/wide_plan.h. Where a tile has 64 rows, sums are those of the even steps and of the odd ones.
+SHARED_TILES = [(64, 16), (64, 32)]
+OTHER_TILES = [(128, 16), (128, 32), (128, 64), (128, 128), (128, 160), (128, 192), (128, 240), (128, 256)]
+OTHER_TILES += [(256, 64), (256, 128), (256, 160)]
+TILES = SHARED_TILES + OTHER_TILES
 SEVEN = [(1024, 416), (1024, 416), (544, 416), (64, 416), (96, 416), (32, 416), (160, 416)]
 
 
@@ -21,6 +24,11 @@ def hopper(cuda: str) -> str:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a Hopper GPU")
     return cuda
+
+
+def use(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of that size from now on, and whole sums."""
+    monkeypatch.setenv("COG_RWKV_WIDE", f"{tile[0]},{tile[1]},1")
 
 
 def by_columns(jobs: Sequence[tuple]) -> list[tuple]:
@@ -44,32 +52,38 @@ def test_every_number_of_tokens(dtype: torch.dtype, hopper: str, guard: Guarded)
 @pytest.mark.gpu
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_kernel(dtype: torch.dtype, tile: tuple[int, int], hopper: str, guard: Guarded, monkeypatch) -> None:
-    """Each size of a tile with each team of blocks, over more than one round of all blocks where it is narrow."""
+    """Each size of a tile, over more than one round of all blocks where it is narrow; sums of one step, too."""
     fill = Fill(hopper)
-    for team in TEAMS:
-        if tile[1] % (8 * team[0]):
-            continue
-        monkeypatch.setenv("COG_RWKV_WIDE", ",".join(map(str, (*tile, *team))))
-        for n, sizes in ((2 * tile[1] + 3, SEVEN), (tile[1] - 7, [(1056, 1056)]), (700, [(2048, 608), (2080, 352)])):
-            jobs = group(fill, n, sizes, dtype, guard)
-            plain = [
-                (x, weight, None, name)
-                for (x, weight, _, _), name in zip(jobs, ("none", "squared_relu") * 4, strict=False)
-            ]
-            for wanted in (jobs, plain, by_columns(plain)):
-                outs = run(guard, wanted, False)
-                check_group(wanted, outs)
-                again = run(guard, wanted, False)
-                assert all(torch.equal(a, b) for a, b in zip(outs, again, strict=True)), (tile, team, n)
+    use(tile, monkeypatch)
+    short, pair = [(96, 32), (160, 64), (64, 160)], [(2048, 608), (2080, 352)]
+    for n, sizes in ((2 * tile[1] + 3, SEVEN), (tile[1] - 7, [(1056, 1056)]), (9, short), (700, pair)):
+        jobs = group(fill, n, sizes, dtype, guard)
+        names = ("none", "squared_relu") * 4
+        plain = [(x, weight, None, name) for (x, weight, _, _), name in zip(jobs, names, strict=False)]
+        for wanted, float_out in ((jobs, False), (jobs, True), (plain, False), (by_columns(jobs), n % 2 == 0)):
+            outs = run(guard, wanted, float_out)
+            check_group(wanted, outs)
+            again = run(guard, wanted, float_out)
+            assert all(torch.equal(a, b) for a, b in zip(outs, again, strict=True)), n
 
 
+@pytest.mark.parametrize("tiles", [SHARED_TILES, OTHER_TILES], ids=["64 rows", "more rows"])
 @every_dtype
 @pytest.mark.gpu
-def test_few_tokens_by_columns(dtype: torch.dtype, hopper: str, guard: Guarded) -> None:
+@pytest.mark.acceptance(11)
+def test_a_row_is_the_same_in_tiles_of_a_kind(
+    dtype: torch.dtype, tiles: list[tuple[int, int]], hopper: str, monkeypatch
+) -> None:
+    """However many rows there are, and however they are cut into tiles."""
     fill = Fill(hopper)
-    for n in (1, 2, 17, 33, 64):
-        jobs = by_columns(group(fill, n, [(1024, 4096), (96, 160)], dtype, guard))
-        check_group(jobs, run(guard, jobs, n % 2 == 0))
+    x, weight = fill(300, 1056, dtype=dtype), fill(544, 1056, dtype=dtype)
+    use(tiles[0], monkeypatch)
+    whole = cog_rwkv_ops.products([x], [weight], float_out=True)[0]
+    for tile in tiles:
+        use(tile, monkeypatch)
+        for n in (1, 2, 7, 8, 33, 64, 129, 300):
+            part = cog_rwkv_ops.products([x[:n].contiguous()], [weight], float_out=True)[0]
+            assert torch.equal(part, whole[:n]), (tile, n)
 
 
 @pytest.mark.gpu
@@ -88,7 +102,7 @@ def test_very_many_tokens(hopper: str) -> None:
 def test_a_row_beside_others(dtype: torch.dtype, hopper: str) -> None:
     """What other rows hold changes nothing, not even where it is NaN."""
     fill = Fill(hopper)
-    for n in (100, 320, 1000):
+    for n in (5, 33, 100, 320, 1000):
         x, weight = fill(n, 1056, dtype=dtype), fill(544, 1056, dtype=dtype)
         whole = cog_rwkv_ops.products([x], [weight], float_out=True)[0]
         odd = x.clone()
@@ -102,14 +116,14 @@ def test_a_row_beside_others(dtype: torch.dtype, hopper: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.acceptance(11)
 def test_the_same_bits_every_time(dtype: torch.dtype, hopper: str, guard: Guarded) -> None:
-    for n in (65, 160, 512, 1000):
+    for n in (1, 8, 33, 65, 160, 512, 1000):
         jobs = group(Fill(hopper), n, [(2048, 2048), (64, 2048), (2048, 96)], dtype, guard)
         first = run(guard, jobs, True)
         for _ in range(10):
             assert all(torch.equal(a, b) for a, b in zip(first, run(guard, jobs, True), strict=True))
 
 
-@pytest.mark.parametrize("n", [66, 320])
+@pytest.mark.parametrize("n", [3, 12, 66, 320])
 @pytest.mark.gpu
 def test_chains_of_both_layouts_in_a_cuda_graph(n: int, hopper: str) -> None:
     """Each input is the result before, and kernels overlap: nobody may read or write early."""

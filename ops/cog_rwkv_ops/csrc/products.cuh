@@ -1,9 +1,12 @@
 // The matrix products of a step, with 16-bit weights and activations and float32 sums: a group of products that do not
 // depend on each other is one launch, balanced over the device.
 //
-// A result is the same bytes every time. A row of it does not depend on the other rows of the batch beside it, nor on n
-// within 1..8 and, without slices, beyond 8. Where there is no Hopper, products of more than 8 tokens, and of
-// transposed weights, are cuBLAS's, one by one.
+// On Hopper products_wide.cuh computes them, whatever n is. Elsewhere, and with COG_RWKV_GPU=plain, products_stream.cu
+// does up to n = 8, and cuBLAS what is beyond and what has transposed weights, one by one.
+//
+// A result is the same bytes every time. A row of it does not depend on what the other rows of the batch beside it
+// hold. n may change its last bits, by the order of its sums: on Hopper through the plan (wide_plan.h), namely whether
+// tiles have 64 rows, and how many slices there are; elsewhere not within 1..8.
 //
 // The kernels here follow each other by chain.cuh: they read weights before the kernel before them has ended, so
 // weights must not be written on the stream just before.

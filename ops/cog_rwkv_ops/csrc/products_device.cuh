@@ -1,4 +1,5 @@
-// What the kernels of products.cuh share: copies into shared memory, tensor cores, and the end of a product.
+// What the kernels of products.cuh share: copies into shared memory, the tensor cores that every GPU has, and the end
+// of a product.
 //
 // For the tensor cores lane 4 g + q has, of 16 rows by 32 columns of a weight, columns 8 q to 8 q + 7 of the rows g and
 // g + 8. Two instructions of 16 columns multiply them: the first takes the first four of the eight, the second the
@@ -129,14 +130,10 @@ __device__ __forceinline__ void finish_rows(const Product& job, const float4& su
   }
 }
 
-__device__ __forceinline__ float4 add4(const float4& a, const float4& b) {
-  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
-}
-
 // The plans of a block for all jobs, in shared memory. `log_split(k)`: see WarpPlan; `most`: rows of a tile. All
 // threads call it, and a barrier follows.
 template <class LogSplit>
-__device__ __forceinline__ void plan_jobs(WarpPlan (&plans)[kMaxProducts], const ProductList& list, uint32_t team,
+__device__ __forceinline__ void plan_jobs(WarpPlan (&plans)[kMaxProducts], const ProductList& list, uint32_t block,
                                           uint32_t most, const LogSplit& log_split) {
   const auto mine = static_cast<int>(threadIdx.x);
   if (mine >= list.count) return;
@@ -145,7 +142,7 @@ __device__ __forceinline__ void plan_jobs(WarpPlan (&plans)[kMaxProducts], const
     before += product_units(static_cast<uint32_t>(list.jobs[i].m), static_cast<uint32_t>(list.jobs[i].k));
   }
   const auto m = static_cast<uint32_t>(list.jobs[mine].m), k = static_cast<uint32_t>(list.jobs[mine].k);
-  const RowRange rows = rows_of_team(m, k, before, list.shares.begin(team), list.shares.begin(team + 1));
+  const RowRange rows = rows_of_team(m, k, before, list.shares.begin(block), list.shares.begin(block + 1));
   plans[mine] = plan_warps(rows, log_split(k), most);
 }
 

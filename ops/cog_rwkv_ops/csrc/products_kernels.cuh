@@ -1,4 +1,4 @@
-// The kernels behind products(), each in a file of its own; products.cu chooses among them by n.
+// The kernel of products() for few tokens where there is no Hopper; products.cu chooses.
 #pragma once
 
 #include "products_device.cuh"

@@ -1,5 +1,5 @@
-// How the rows of a group of products are shared: among the teams of a launch (blocks, or clusters of them) by the
-// bytes of the weights, and inside a block among its warps. Plain arithmetic, the same on host and device.
+// How the rows of a group of products of few tokens are shared: among the blocks of a launch, the teams, by the bytes
+// of the weights, and inside a block among its warps. Plain arithmetic, the same on host and device.
 #pragma once
 
 #include <cstdint>

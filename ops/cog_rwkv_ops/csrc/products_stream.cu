@@ -1,4 +1,4 @@
-// Products of up to 8 tokens: the weights as fast as memory gives them.
+// Products of up to 8 tokens, on any GPU: the weights as fast as memory gives them.
 //
 // The warps of a block share the columns of a tile of 32 rows. Each warp's weights run through a ring of its own in
 // shared memory, which begins to fill before the kernel before this one has ended; activations come from L2 into

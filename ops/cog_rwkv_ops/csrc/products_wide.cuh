@@ -1,4 +1,4 @@
-// Products of many tokens on Hopper: TMA copies tiles into shared memory, wgmma multiplies them.
+// Products on Hopper: TMA copies tiles into shared memory, wgmma multiplies them.
 //
 // A weight's rows are the rows of a tile, tokens its columns: so n need not fill anything up. One warp of a block
 // copies, STAGES steps of 64 terms ahead, from one tile to the next; two groups of four warps multiply, each half of

@@ -1,4 +1,4 @@
-// The way of products() for many tokens on Hopper, products_wide.cuh.
+// The way of products() on Hopper, products_wide.cuh.
 #pragma once
 
 #include "products.cuh"

@@ -1,4 +1,4 @@
-// How products of many tokens are cut into tiles: see products_wide.cuh. Plain arithmetic, the same on host and device.
+// How products are cut into tiles on Hopper: see products_wide.cuh. Plain arithmetic, the same on host and device.
 #pragma once
 
 #include <cstdint>

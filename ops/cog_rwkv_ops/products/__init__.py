@@ -4,11 +4,10 @@
     active_rows:  out[n, c] = sum over f of act[n, f] * value_t[f, c], for an act that is mostly zero
 
 What a step is made of on a GPU: 16-bit operands, float32 sums. `linear` takes any size and dtype; these take what the
-step needs, for speed. A result is the same bytes every time, and a token's does not depend on the tokens beside it; nor
-on N within 1..8, 9..16, 17..32 and 33..64, where the weights lie by rows.
+step needs, for speed. A result is the same bytes every time, and a token's does not depend on what the tokens beside it
+are; N may change its last bits, by the order of the sums.
 
-The CUDA kernels were written without a GPU at hand and have not run on one yet: only `forward_` calls them, which is
-off by default.
+The model calls them on CUDA, through `forward_`.
 """
 
 from collections.abc import Sequence
@@ -39,8 +38,8 @@ def products(
     Args:
         x: 1 to 8 tensors [N, K], float16 or bfloat16, N the same for all; contiguous, on CUDA on a 16-byte boundary.
         weights: as many [M, K] of the dtype and device of `x`, on CUDA on a 16-byte boundary; all contiguous, or all
-            transposes of what is. K and M are multiples of 32. On CUDA the kernel before this one on the stream must not write them: they are read while
-            it still runs.
+            transposes of what is. K and M are multiples of 32. On CUDA the kernel before this one on the stream must
+            not write them: they are read while it still runs.
         biases: as many [M], float32, contiguous, or None; None: no bias at all.
         activations: as many of "none", "tanh", "sigmoid" and "squared_relu" (relu(y)^2); None: "none" for all.
         float_out: whether the results are float32; else they are rounded to the dtype of `x`, once. Beyond 65504 a

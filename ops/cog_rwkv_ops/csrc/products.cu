@@ -20,8 +20,7 @@ constexpr int64_t kStreamRows = 8;  // the limit of products_stream.cu
 enum class Way { stream, wide, library };
 
 Way way_for(const char* op, const Product* jobs, int count, int64_t n) {
-  const char* few = std::getenv("COG_RWKV_FEW");  // TRIAL
-  if (n > (few ? atoi(few) : 0) && wide_possible(op, jobs, count, n)) return Way::wide;
+  if (wide_possible(op, jobs, count, n)) return Way::wide;
   const auto room = static_cast<size_t>(device_attribute(op, cudaDevAttrMaxSharedMemoryPerBlockOptin));
   if (!jobs[0].transposed && n <= kStreamRows && stream_shared_bytes() <= room) return Way::stream;
   return Way::library;

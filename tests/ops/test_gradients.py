@@ -108,7 +108,8 @@ def test_with_other_options(name: str, options: Arguments, dtype: torch.dtype, d
     case = BY_NAME[name]
     arguments = case.make(9, dtype, dtype, device) | options
     assert_gradients(case, arguments, str(options))
-    torch.library.opcheck(case.compiled, (), copied(arguments, lambda t: t.requires_grad_()))
+    if dtype == F32:
+        torch.library.opcheck(case.compiled, (), copied(arguments, lambda t: t.requires_grad_()))
 
 
 @every_argument(differentiable=True)

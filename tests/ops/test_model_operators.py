@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -124,7 +125,7 @@ def test_a_call_that_fails_leaves_nothing_on_the_heap(case: Case) -> None:
 @every_case
 @every_dtype
 def test_opcheck(case: Case, dtype: torch.dtype, device: str) -> None:
-    for n in (0, 1, 9):
+    for n in (0, 1, 9) if dtype == F32 else (9,):
         arguments = case.make(n, dtype, dtype, device)
         if case.gradient:
             arguments = copied(arguments, lambda t: t.requires_grad_())
@@ -171,14 +172,18 @@ def test_a_row_is_the_same_beside_any_others(case: Case, weight: torch.dtype) ->
             assert torch.equal(a, b[begin:end]), f"{case.name}: rows {begin} to {end}"
 
 
-@pytest.mark.parametrize("instructions", ["avx2", "baseline"])
-def test_slower_instructions_give_right_results_too(instructions: str) -> None:
+def test_slower_instructions_give_right_results_too() -> None:
+    """Both sets at the same time, a thread each."""
     chosen = "(equals_the_definition or beside_any or threads or extreme) and not cuda"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/ops", "-k", chosen]
-    done = subprocess.run(
-        command, env=os.environ | {"COG_RWKV_CPU": instructions}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+
+    def run(instructions: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"COG_RWKV_CPU": instructions, "OMP_NUM_THREADS": "1"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(run, ["avx2", "baseline"]):
+            assert done.returncode == 0, done.stdout[-4000:]
 
 
 @every_case

@@ -174,7 +174,7 @@ def test_a_row_is_the_same_beside_any_others(case: Case, weight: torch.dtype) ->
 
 def test_slower_instructions_give_right_results_too() -> None:
     """Both sets at the same time, a thread each."""
-    chosen = "(equals_the_definition or beside_any or threads or extreme) and not cuda"
+    chosen = "(equals_the_definition or beside_any or threads or extreme or products_are_the_same) and not cuda"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/ops", "-k", chosen]
 
     def run(instructions: str) -> subprocess.CompletedProcess[str]:

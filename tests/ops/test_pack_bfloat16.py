@@ -44,9 +44,8 @@ def test_seven_weights_of_a_row_may_lie_elsewhere() -> None:
     packed = cog_rwkv_ops.pack_bfloat16(weight)
     assert packed is not None
     assert torch.equal(bits(cog_rwkv_ops.unpack_bfloat16(packed)), bits(weight))
-    x = numbers(1, 512, dtype=torch.float32, device="cpu", seed=3)
-    for n in (1, 3, 20):
-        rows = x.expand(n, -1)
+    for n in (1, 2, 3, 4, 5, 20):
+        rows = numbers(n, 512, dtype=torch.float32, device="cpu", seed=3)
         assert torch.equal(cog_rwkv_ops.linear(rows, packed), cog_rwkv_ops.linear(rows, weight))
     weight[1, 511] = 0.0
     assert cog_rwkv_ops.pack_bfloat16(weight) is None
@@ -60,7 +59,7 @@ def test_products_are_the_same_bits(k: int) -> None:
         weight = matrix(m, k, seed=m)
         packed = cog_rwkv_ops.pack_bfloat16(weight)
         assert packed is not None
-        for n in (0, 1, 2, 3, 7, 16, 33):
+        for n in (0, 1, 2, 3, 4, 5, 7, 16, 33):
             x = Guard(numbers(n, k, dtype=torch.float32, device="cpu", seed=n), 1).tensor
             bias = numbers(m, dtype=torch.float32, device="cpu", seed=5)
             got = cog_rwkv_ops.linear(x, Guard(packed, m % 5).tensor, bias)

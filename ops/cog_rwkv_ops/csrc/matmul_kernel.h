@@ -126,55 +126,91 @@ inline void unpack_block(const uint8_t* row, const PackedTail& tail, int64_t b, 
   }
 }
 
+// How many bytes of packed rows further on are fetched into the cache meanwhile.
+constexpr int64_t kPackedAhead = 16384;
+
+COG_RWKV_INLINE void fetch_packed(const uint8_t* block) {
+  for (int i = 0; i < 3; ++i) __builtin_prefetch(block + 64 * i + kPackedAhead, 0, 2);
+}
+
 inline void unpack_row(const uint8_t* row, int64_t k_size, float* out) {
   PackedTail tail;
   memcpy(&tail, row + k_size / kPackedBlock * kPackedBlockBytes, sizeof(tail));
-  for (int64_t b = 0; b * kPackedBlock < k_size; ++b) unpack_block(row, tail, b, out + b * kPackedBlock);
+  for (int64_t b = 0; b * kPackedBlock < k_size; ++b) {
+    fetch_packed(row + b * kPackedBlockBytes);
+    unpack_block(row, tail, b, out + b * kPackedBlock);
+  }
 }
 
-// The lanes of the sums for R packed rows and one row of x.
-template <int R>
+// lanes[16 * t + r] of the sums for R packed rows and T rows of x.
+template <int R, int T>
 COG_RWKV_INLINE void packed_tile(const uint8_t* matrix, int64_t row_bytes, const float* x, int64_t k_size, V* lanes) {
-  constexpr int64_t kAhead = 16384;  // bytes further on that are fetched into the cache meanwhile
   PackedTail tails[R];
   for (int r = 0; r < R; ++r) {
     memcpy(&tails[r], matrix + (r + 1) * row_bytes - sizeof(PackedTail), sizeof(PackedTail));
-    lanes[r] = splat(0.0f);
+    for (int t = 0; t < T; ++t) lanes[16 * t + r] = splat(0.0f);
   }
   for (int64_t b = 0; b * kPackedBlock < k_size; ++b) {
     for (int r = 0; r < R; ++r) {
       const uint8_t* row = matrix + r * row_bytes;
       const float* xs = x + b * kPackedBlock;
-      for (int i = 0; i < 3; ++i) __builtin_prefetch(row + b * kPackedBlockBytes + 64 * i + kAhead, 0, 2);
-      V total = lanes[r];
+      fetch_packed(row + b * kPackedBlockBytes);
+      V totals[T];
+      for (int t = 0; t < T; ++t) totals[t] = lanes[16 * t + r];
       if (tails[r].blocks >> (b % 16) & 1) {
         float weights[kPackedBlock];
         unpack_block(row, tails[r], b, weights);
-        for (int i = 0; i < 8; ++i) total = fma(load(weights + 16 * i), load(xs + 16 * i), total);
+        for (int i = 0; i < 8; ++i) {
+          const V ws = load(weights + 16 * i);
+          for (int t = 0; t < T; ++t) totals[t] = fma(ws, load(xs + t * k_size + 16 * i), totals[t]);
+        }
       } else {
         const PackedBlock block(row + b * kPackedBlockBytes, tails[r].base);
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) total = fma(block.part(i), load(xs + 16 * i), total);
+        for (int i = 0; i < 8; ++i) {
+          const V ws = block.part(i);
+          for (int t = 0; t < T; ++t) totals[t] = fma(ws, load(xs + t * k_size + 16 * i), totals[t]);
+        }
       }
-      lanes[r] = total;
+      for (int t = 0; t < T; ++t) lanes[16 * t + r] = totals[t];
     }
   }
 }
 
-// The same sums as for rows that are not packed. For several rows of x the weight is unpacked first, 8 rows at a time.
+// The 16 rows from m on, against T rows of x from n on.
+template <int T>
+COG_RWKV_INLINE void packed_block(const MatmulArgs& a, const uint8_t* rows, int64_t row_bytes, int64_t m, int64_t n) {
+  V lanes[16 * T];
+  for (int r = 0; r < 16; r += 8) {
+    packed_tile<8, T>(rows + r * row_bytes, row_bytes, a.x + n * a.k_size, a.k_size, lanes + r);
+  }
+  for (int t = 0; t < T; ++t) {
+    float sums[16];
+    matmul_sums<16>(lanes + 16 * t, sums);
+    matmul_store<16, 1>(a, sums, m, n + t);
+  }
+}
+
+// The rows m0 to m1 as far as they are whole sixteens, against n rows of x from n0 on, T at the most. Returns the next.
+template <int T>
+int64_t packed_few(const MatmulArgs& a, const uint8_t* matrix, int64_t row_bytes, int64_t m0, int64_t m1, int64_t n0,
+                   int64_t n) {
+  if constexpr (T > 1) {
+    if (n < T) return packed_few<T - 1>(a, matrix, row_bytes, m0, m1, n0, n);
+  }
+  int64_t m = m0;
+  for (; m + 16 <= m1; m += 16) packed_block<T>(a, matrix + m * row_bytes, row_bytes, m, n0);
+  return m;
+}
+
+// The same sums as for rows that are not packed. For many rows of x the weight is unpacked first, 8 rows at a time; for
+// few, each vector of weights is used as it is unpacked.
 COG_RWKV_INLINE void matmul_packed(const MatmulArgs& a, const uint8_t* matrix, int64_t m0, int64_t m1, int64_t n0,
                                    int64_t n1, float* panel) {
+  constexpr int few = kAccumulators >= 16 ? 4 : 1;
   const int64_t row_bytes = a.k_size / kPackedBlock * kPackedBlockBytes + static_cast<int64_t>(sizeof(PackedTail));
   int64_t m = m0;
-  for (; n1 - n0 == 1 && m + 16 <= m1; m += 16) {
-    V lanes[16];
-    float sums[16];
-    for (int r = 0; r < 16; r += 8) {
-      packed_tile<8>(matrix + (m + r) * row_bytes, row_bytes, a.x + n0 * a.k_size, a.k_size, lanes + r);
-    }
-    matmul_sums<16>(lanes, sums);
-    matmul_store<16, 1>(a, sums, m, n0);
-  }
+  if (n1 - n0 <= few) m = packed_few<few>(a, matrix, row_bytes, m0, m1, n0, n1 - n0);
   for (; m < m1; m += 8) {
     const int64_t rows = m1 - m < 8 ? m1 - m : 8;
     for (int64_t r = 0; r < rows; ++r) unpack_row(matrix + (m + r) * row_bytes, a.k_size, panel + r * a.k_size);

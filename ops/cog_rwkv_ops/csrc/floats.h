@@ -3,15 +3,21 @@
 
 #include <algorithm>
 #include <memory>
+#include <new>
 
 #include "dtype.h"
 
 namespace cog_rwkv {
 
-// Room for `size` floats, not initialised.
-inline std::unique_ptr<float[]> scratch(int64_t size) {
-  return std::unique_ptr<float[]>(size > 0 ? new float[size] : nullptr);
-}
+constexpr std::align_val_t kLine{64};  // bytes of a line of the cache, and of the longest vector
+
+struct FreeScratch {
+  void operator()(float* p) const { operator delete[](p, kLine); }
+};
+using Scratch = std::unique_ptr<float[], FreeScratch>;
+
+// Room for `size` floats, not initialised, from the beginning of a line: a vector across two lines is read twice.
+inline Scratch scratch(int64_t size) { return Scratch(size > 0 ? new (kLine) float[size] : nullptr); }
 
 // The values of a contiguous tensor as floats: its own memory where they are, else a copy.
 class Floats {
@@ -32,7 +38,7 @@ class Floats {
 
  private:
   const float* values_;
-  std::unique_ptr<float[]> copy_;
+  Scratch copy_;
 };
 
 // Where to put the values of a new, contiguous tensor as floats; write() rounds them where it holds other types.
@@ -59,7 +65,7 @@ class FloatsOut {
  private:
   const Tensor& t_;
   float* values_;
-  std::unique_ptr<float[]> copy_;
+  Scratch copy_;
 };
 
 }  // namespace cog_rwkv

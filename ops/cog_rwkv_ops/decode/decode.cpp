@@ -41,7 +41,7 @@ struct Pool {
 // What flows from one piece of work to the next, float32: [n, C] where nothing is said.
 struct Flow {
   int64_t n, c, heads;
-  std::unique_ptr<float[]> memory;
+  Scratch memory;
   float *x, *normed, *mixed, *projected, *prepared, *v_first, *y, *gated, *delta, *hidden, *keys;
 
   Flow(int64_t tokens, int64_t width, int64_t ranks, int64_t ffn) : n(tokens), c(width), heads(width / kHead) {

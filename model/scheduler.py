@@ -229,8 +229,11 @@ class Scheduler:
         reading = sorted((one for one in sequences if one.left > 1), key=lambda one: one.served)
         whole = not parts
         budget = self.pacer.budget(len(parts), len(reading)) if reading else 0
+        # Cut anywhere, on the CPU: a step that reads one token of each sequence is made in one call, so that one token
+        # of every prompt takes little longer than one of the first, and less than several of it.
+        most = budget if whole or self.grid > 1 or not reading else max(1, budget // len(reading))
         for sequence in reading:
-            if (end := self._end(sequence, budget, whole)) > sequence.done:
+            if (end := self._end(sequence, min(budget, most), whole)) > sequence.done:
                 parts.append(_part(sequence, end))
                 budget -= end - sequence.done
         return sorted(parts, key=lambda part: part.sequence.served)[: max(1, int(self._most))]

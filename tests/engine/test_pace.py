@@ -91,6 +91,24 @@ def test_by_the_clock_of_a_modelled_device(
     engine.close()
 
 
+def test_on_a_cpu_short_prompts_are_read_side_by_side() -> None:
+    """Seven of nine tokens each, beside a reply: as a 0.1b takes on two cores, less where each has one token."""
+    model = Timed(lambda rows, tokens: 7e-3 + 1.5e-3 * rows + (tokens > rows) * 6e-3)
+    engine = ByHand(model, rows=8, chunk=64, grid=1, ahead=1)
+    with model.clock():
+        running, began = engine.order([1], 10**9), 0.0
+        while model.now < 1:
+            engine.turn()
+            began = model.now
+        others = [engine.order([2] * 9, 10**9) for _ in range(7)]
+        while not all(one.first_token for one in others):
+            engine.turn()
+        waited = [(one.first_token or 0.0) - began for one in others]
+    assert running.finish_reason is None
+    assert max(waited) < 0.4, "one after the other it would be 0.7"
+    engine.close()
+
+
 @pytest.mark.slow
 def test_with_the_embedded_weights() -> None:
     service = Service.build(Settings(device="cpu", prefix_cache=0))

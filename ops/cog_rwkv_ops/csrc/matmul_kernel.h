@@ -142,7 +142,7 @@ inline void unpack_row(const uint8_t* row, int64_t k_size, float* out) {
   }
 }
 
-// lanes[16 * t + r] of the sums for R packed rows and T rows of x.
+// lanes[16 * t + r] of the sums for R packed rows and T rows of x, of which 16 floats of each lie side by side.
 template <int R, int T>
 COG_RWKV_INLINE void packed_tile(const uint8_t* matrix, int64_t row_bytes, const float* x, int64_t k_size, V* lanes) {
   PackedTail tails[R];
@@ -153,25 +153,29 @@ COG_RWKV_INLINE void packed_tile(const uint8_t* matrix, int64_t row_bytes, const
   for (int64_t b = 0; b * kPackedBlock < k_size; ++b) {
     for (int r = 0; r < R; ++r) {
       const uint8_t* row = matrix + r * row_bytes;
-      const float* xs = x + b * kPackedBlock;
+      const float* xs = x + b * kPackedBlock * T;
       fetch_packed(row + b * kPackedBlockBytes);
       V totals[T];
+#pragma GCC unroll 8
       for (int t = 0; t < T; ++t) totals[t] = lanes[16 * t + r];
       if (tails[r].blocks >> (b % 16) & 1) {
         float weights[kPackedBlock];
         unpack_block(row, tails[r], b, weights);
         for (int i = 0; i < 8; ++i) {
           const V ws = load(weights + 16 * i);
-          for (int t = 0; t < T; ++t) totals[t] = fma(ws, load(xs + t * k_size + 16 * i), totals[t]);
+#pragma GCC unroll 8
+          for (int t = 0; t < T; ++t) totals[t] = fma(ws, load(xs + 16 * (T * i + t)), totals[t]);
         }
       } else {
         const PackedBlock block(row + b * kPackedBlockBytes, tails[r].base);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
           const V ws = block.part(i);
-          for (int t = 0; t < T; ++t) totals[t] = fma(ws, load(xs + t * k_size + 16 * i), totals[t]);
+#pragma GCC unroll 8
+          for (int t = 0; t < T; ++t) totals[t] = fma(ws, load(xs + 16 * (T * i + t)), totals[t]);
         }
       }
+#pragma GCC unroll 8
       for (int t = 0; t < T; ++t) lanes[16 * t + r] = totals[t];
     }
   }
@@ -179,11 +183,10 @@ COG_RWKV_INLINE void packed_tile(const uint8_t* matrix, int64_t row_bytes, const
 
 // The 16 rows from m on, against T rows of x from n on.
 template <int T>
-COG_RWKV_INLINE void packed_block(const MatmulArgs& a, const uint8_t* rows, int64_t row_bytes, int64_t m, int64_t n) {
+COG_RWKV_INLINE void packed_block(const MatmulArgs& a, const uint8_t* rows, int64_t row_bytes, const float* x,
+                                  int64_t m, int64_t n) {
   V lanes[16 * T];
-  for (int r = 0; r < 16; r += 8) {
-    packed_tile<8, T>(rows + r * row_bytes, row_bytes, a.x + n * a.k_size, a.k_size, lanes + r);
-  }
+  for (int r = 0; r < 16; r += 8) packed_tile<8, T>(rows + r * row_bytes, row_bytes, x, a.k_size, lanes + r);
   for (int t = 0; t < T; ++t) {
     float sums[16];
     matmul_sums<16>(lanes + 16 * t, sums);
@@ -192,14 +195,20 @@ COG_RWKV_INLINE void packed_block(const MatmulArgs& a, const uint8_t* rows, int6
 }
 
 // The rows m0 to m1 as far as they are whole sixteens, against n rows of x from n0 on, T at the most. Returns the next.
+// `side_by_side` has room for those.
 template <int T>
 int64_t packed_few(const MatmulArgs& a, const uint8_t* matrix, int64_t row_bytes, int64_t m0, int64_t m1, int64_t n0,
-                   int64_t n) {
+                   int64_t n, float* side_by_side) {
   if constexpr (T > 1) {
-    if (n < T) return packed_few<T - 1>(a, matrix, row_bytes, m0, m1, n0, n);
+    if (n < T) return packed_few<T - 1>(a, matrix, row_bytes, m0, m1, n0, n, side_by_side);
   }
+  const float* x = a.x + n0 * a.k_size;
+  for (int64_t k = 0; T > 1 && k < a.k_size; k += 16) {
+    for (int t = 0; t < T; ++t) store(side_by_side + T * k + 16 * t, load(x + t * a.k_size + k));
+  }
+  if (T > 1) x = side_by_side;
   int64_t m = m0;
-  for (; m + 16 <= m1; m += 16) packed_block<T>(a, matrix + m * row_bytes, row_bytes, m, n0);
+  for (; m + 16 <= m1; m += 16) packed_block<T>(a, matrix + m * row_bytes, row_bytes, x, m, n0);
   return m;
 }
 
@@ -207,10 +216,10 @@ int64_t packed_few(const MatmulArgs& a, const uint8_t* matrix, int64_t row_bytes
 // few, each vector of weights is used as it is unpacked.
 COG_RWKV_INLINE void matmul_packed(const MatmulArgs& a, const uint8_t* matrix, int64_t m0, int64_t m1, int64_t n0,
                                    int64_t n1, float* panel) {
-  constexpr int few = kAccumulators >= 16 ? 4 : 1;
+  constexpr int few = kAccumulators >= 16 ? 8 : 1;
   const int64_t row_bytes = a.k_size / kPackedBlock * kPackedBlockBytes + static_cast<int64_t>(sizeof(PackedTail));
   int64_t m = m0;
-  if (n1 - n0 <= few) m = packed_few<few>(a, matrix, row_bytes, m0, m1, n0, n1 - n0);
+  if (n1 - n0 <= few) m = packed_few<few>(a, matrix, row_bytes, m0, m1, n0, n1 - n0, panel);
   for (; m < m1; m += 8) {
     const int64_t rows = m1 - m < 8 ? m1 - m : 8;
     for (int64_t r = 0; r < rows; ++r) unpack_row(matrix + (m + r) * row_bytes, a.k_size, panel + r * a.k_size);

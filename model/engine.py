@@ -57,7 +57,7 @@ class Engine:
         careful: Model | None = None,
         graphs: DecodeGraphs | None = None,
     ) -> None:
-        """``chunk``, ``grid``: tokens of prompts that a step reads at most, and by how many they are cut.
+        """``chunk``, ``grid``: tokens of a prompt that a step reads at most, and by how many they are cut.
 
         ``max_queue``: requests that may wait for a row. ``ahead``: steps launched before the ids of an older one are
         handed out; by default 1 on a GPU, and 0 on the CPU, where it would only hold ids back. ``careful``: the same

@@ -14,9 +14,9 @@ class Pacer:
     No clock: it is told the times. A step that only reads prompts delays nobody and may always read a whole chunk.
     """
 
-    def __init__(self, chunk: int, grid: int) -> None:
-        """A budget is from ``grid`` to ``chunk`` tokens, by ``grid``."""
-        self._chunk, self._grid = chunk, grid
+    def __init__(self, chunk: int, grid: int, most: int) -> None:
+        """A budget is from ``grid`` to ``most`` tokens, by ``grid``; where there are no replies it is ``chunk``."""
+        self._chunk, self._grid, self._most = chunk, grid, most
         self._budget = float(grid)
         self._share = SHARE  # in force
         self._plain: dict[int, float] = {}  # seconds without prompts, by the bits of the number of replies
@@ -48,4 +48,4 @@ class Pacer:
             extra = max(seconds - self._plain[size], 1e-9)
             wanted = tokens * self._plain[size] * self._share / extra
             most = max(self._budget, tokens * GROWTH + self._grid)
-            self._budget = min(max(wanted, self._budget / 2), most, self._chunk)
+            self._budget = min(max(wanted, self._budget / 2), most, self._most)

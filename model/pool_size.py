@@ -21,7 +21,7 @@ from model.logs import get_logger
 from model.memory import MIB, free_memory
 from model.prefix_cache import PrefixCache
 from model.sampling import Sampler, SamplingParams
-from model.scheduler import Part, Sequence
+from model.scheduler import TOGETHER, Part, Sequence
 from model.settings import PREFIX, Settings
 from model.state import StatePool, state_bytes
 from model.stepper import Model, Stepper
@@ -157,19 +157,20 @@ def rehearse(
 ) -> None:
     """The largest steps that can come, as the engine makes them, and those of one token of every row.
 
-    The largest: a chunk of a prompt, of which nothing is drawn yet, and a token of every other row, with all that
-    sampling can do. The memory that they take stays with torch, for the steps to come. Raises RuntimeError where it is
-    not there.
+    The largest: chunks of as many prompts as go together, of which nothing is drawn yet, and a token of every other
+    row, with all that sampling can do. The memory that they take stays with torch, for the steps to come. Raises
+    RuntimeError where it is not there.
     """
     params = SamplingParams(top_p=0.5, top_k=50, presence_penalty=0.1, seed=0)
     stepper = Stepper(model, sampler, pool, careful, graphs)
+    reading = min(TOGETHER, max(1, pool.rows - 1))
     for size in (chunk, 1):
         for care in (False, True) if careful is not None else (False,):
-            lengths = [1] * (pool.rows - 1) + [size]
+            lengths = [1] * (pool.rows - reading) + [size] * reading
             sequences = [
                 Sequence([0] * length, params, 1, Handle(), row=row, careful=care) for row, length in enumerate(lengths)
             ]
-            drawing = max(1, pool.rows - (size > 1))
+            drawing = max(1, pool.rows - reading * (size > 1))
             parts = [Part(one, 0, one.prompt, draws=one.row < drawing) for one in sequences]
             stepper.launch(parts, set()).result()
     for row in range(pool.rows):

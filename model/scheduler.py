@@ -14,6 +14,9 @@ from model.sampling import SamplingParams
 from model.state import SavedState
 
 GRID = 16  # tokens; where a prompt may be cut, in positions from the start of its context
+# Chunks, of different prompts, that a step may read beside replies. To keep 512 rows writing 256 tokens each after
+# prompts of 512, a step has to read 1,024 tokens, and more of longer ones; the pacer says what it has time for.
+TOGETHER = 4
 RECOVERY = 1 / 64  # by how much steps may grow with each that goes well, after one that was too large
 
 
@@ -113,7 +116,7 @@ class Scheduler:
         """``chunk`` becomes a multiple of ``grid``; of a smaller chunk, ``grid`` becomes the same."""
         grid = min(grid, chunk)
         self.grid, self.chunk = grid, chunk // grid * grid
-        self.pacer = Pacer(self.chunk, grid)
+        self.pacer = Pacer(self.chunk, grid, TOGETHER * self.chunk)
         self.active: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self._free = list(range(rows))

@@ -100,10 +100,11 @@ def test_nothing_is_held_back_where_nobody_writes() -> None:
     assert sizes == [512] * 9 + [5000 - 9 * 512]
 
 
-def test_a_crowd_of_prompts_gets_more_of_the_time() -> None:
+@pytest.mark.parametrize("rows", [256, 400, 512])
+def test_a_crowd_of_prompts_gets_more_of_the_time(rows: int) -> None:
     """Or it would wait for ever: as many tokens are read a step as prompts of 512 and replies of 256 tokens need."""
-    simulation = Simulation(Device(7e-3, 1e-5, 2.4e-5), 256, 512, 16)
-    waiting = [simulation.add(512, 256) for _ in range(256)]
+    simulation = Simulation(Device(7e-3, 1e-5, 2.4e-5 * 256 / rows), rows, 512, 16)
+    waiting = [simulation.add(512, 256) for _ in range(rows)]
     written = steps = 0
     clock, began, first = 0.0, {}, []
     while steps < 1600:
@@ -117,9 +118,9 @@ def test_a_crowd_of_prompts_gets_more_of_the_time() -> None:
                 simulation.scheduler.release(sequence)
                 began[simulation.add(512, 256)] = clock
         written += sum(part.draws for part in parts)
-    assert len(waiting) == 256
+    assert len(waiting) == rows
     assert median(first[len(first) // 2 :]) < 1.0
-    assert written / steps > 128, "most rows are writing"
+    assert written / steps > 0.7 * rows, "most rows are writing"
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -132,12 +133,13 @@ def test_budgets_stay_in_bounds_whatever_the_clock_says(
     chunk: int, grid: int, told: list[tuple[int, int, float]]
 ) -> None:
     grid = min(grid, chunk)
-    pacer = Pacer(chunk, grid)
+    pacer = Pacer(chunk, grid, 4 * chunk)
     without = 0
     for writing, tokens, seconds in told:
         pacer.measured(writing, tokens, seconds)
         budget = pacer.budget(writing, 1 + tokens % 40)
-        assert budget == 0 or (grid <= budget <= chunk and budget % grid == 0)
+        assert budget == 0 or (grid <= budget <= 4 * chunk and budget % grid == 0)
+        assert writing or budget == chunk
         assert budget or writing
         without += budget == 0
     assert without <= 10 + len(told) / 64

@@ -231,7 +231,8 @@ class Engine:
                 self._counters.cached_tokens += sequence.handle.cached_tokens
 
     def _launch(self, parts: list[Part]) -> None:
-        keep = {part.sequence for part in parts if part.completes or self._kept(part)}
+        chunk = self._scheduler.chunk
+        keep = {part.sequence for part in parts if part.completes or (part.end % chunk == 0 and self._kept(part))}
         try:
             flight = self._stepper.launch(parts, keep)
         except Exception as error:  # whatever a model or a device may raise: the engine goes on

@@ -98,7 +98,7 @@ class Sampler:
         )
         self._operator = tuned or self._tables.counts.device.type == "cpu"
         self._params: list[SamplingParams | None] = [None] * rows
-        self._note_uses()
+        self._known_uses: Uses | None = None  # until a row changes
 
     @torch.inference_mode()
     def set_row(self, row: int, params: SamplingParams, drawn: Sequence[int] = ()) -> None:
@@ -114,8 +114,7 @@ class Sampler:
         top_k = min(params.top_k, len(counts)) or len(counts)
         self._put(self._tables.numbers[row], (*numbers, params.top_p))
         self._put(self._tables.integers[row], (params.greedy, top_k, _key(params.seed), len(drawn)))
-        self._params[row] = params
-        self._note_uses()
+        self._params[row], self._known_uses = params, None
         if params.penalised:
             counts.zero_()
             if drawn:
@@ -129,8 +128,7 @@ class Sampler:
 
     def clear_row(self, row: int) -> None:
         """End the sequence in ``row``: its parameters cost the others no more time."""
-        self._params[row] = None
-        self._note_uses()
+        self._params[row] = self._known_uses = None
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,8 +142,11 @@ class Sampler:
             return sampling_plain.sample(logits, rows, tables, self._uses)
         return sample_(logits.float(), rows, tables.allowed, tables.numbers, tables.integers, tables.counts)
 
-    def _note_uses(self) -> None:
-        self._uses = Uses.of(self._params)
+    @property
+    def _uses(self) -> Uses:
+        if self._known_uses is None:
+            self._known_uses = Uses.of(self._params)
+        return self._known_uses
 
 
 _TINY = 1e-30  # a temperature so low that only ties with the largest logit are left

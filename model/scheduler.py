@@ -7,6 +7,7 @@ step went. A step may be planned before the last one's tokens are known: how man
 import heapq
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from model.handle import Handle
 from model.pacer import Pacer
@@ -79,8 +80,7 @@ class Sequence:
         self.handle.cached_tokens = self.handle.prefill_tokens = 0
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """``begin:end`` of what ``sequence`` has to read, to be read in one step.
 
     ``draws``: that is the last of it, and a token is drawn. ``completes``: the last of one that is only to be read.
@@ -180,29 +180,33 @@ class Scheduler:
         """What the next step reads: parts of different sequences, at least one where any has something left."""
         self._step += 1
         suspects = [one for one in self.active if one.suspect and one.left]
-        others = [one for one in self.active if not one.suspect and one.left]
         # Steps with a suspect alternate with steps without one, so that finding out holds nobody up for long.
-        if suspects and (not others or self._step % 2):
-            sequence = min(suspects, key=lambda one: one.served)
-            return [_part(sequence, self._end(sequence, self.chunk, whole=True))]
-        return self._share(others) if others else []
+        if not (suspects and self._step % 2) and (parts := self._share()):
+            return parts
+        if not suspects:
+            return []
+        sequence = min(suspects, key=lambda one: one.served)
+        return [_part(sequence, self._end(sequence, self.chunk, whole=True))]
 
     def launched(self, parts: list[Part]) -> None:
         """The step is on its way: what is planned next comes after it."""
+        lonely = len(parts) == 1
         for part in parts:
-            sequence = part.sequence
-            sequence.handle.prefill_tokens += max(0, min(part.end, sequence.prompt) - part.begin)
-            sequence.alone = sequence.alone and len(parts) == 1 and self._is_whole(part)
+            sequence, begin, end, draws, completes = part
+            if begin < sequence.prompt:
+                sequence.handle.prefill_tokens += min(end, sequence.prompt) - begin
+            sequence.alone = lonely and sequence.alone and self._is_whole(part)
             sequence.base = None  # its row has it now
-            sequence.done = part.end
-            sequence.drawn += part.draws
-            if part.draws or part.completes or part.end % self.chunk == 0 or sequence.suspect:
+            sequence.done = end
+            sequence.drawn += draws
+            if draws or completes or end % self.chunk == 0 or sequence.suspect:
                 sequence.served = self._step
 
     def settled(self, parts: list[Part]) -> None:
         """The step has been made."""
         for part in parts:
-            part.sequence.suspect = part.sequence.suspect and not (part.draws or part.completes)
+            if part.sequence.suspect:
+                part.sequence.suspect = not (part.draws or part.completes)
         self._most = min(self._rows, self._most + RECOVERY)
 
     def suspicious(self) -> bool:
@@ -227,19 +231,30 @@ class Scheduler:
                 sequence.restart()
         return None
 
-    def _share(self, sequences: list[Sequence]) -> list[Part]:
-        parts = [_part(one, one.done + 1) for one in sequences if one.left == 1]
-        reading = sorted((one for one in sequences if one.left > 1), key=lambda one: one.served)
+    def _share(self) -> list[Part]:
+        """A step without suspects."""
+        parts, reading = [], []
+        for one in self.active:
+            if one.suspect or not (left := one.left):
+                continue
+            if left == 1:
+                draws = one.max_tokens > 0
+                parts.append(Part(one, one.done, one.done + 1, draws, not draws))
+            else:
+                reading.append(one)
+        reading.sort(key=lambda one: one.served)
         whole = not parts
         budget = self.pacer.budget(len(parts), len(reading)) if reading else 0
         # Cut anywhere, on the CPU: a step that reads one token of each sequence is made in one call, so that one token
         # of every prompt takes little longer than one of the first, and less than several of it.
-        most = budget if whole or self.grid > 1 or not reading else max(1, budget // len(reading))
+        each = budget if whole or self.grid > 1 or not reading else max(1, budget // len(reading))
         for sequence in reading:
-            if (end := self._end(sequence, min(budget, most), whole)) > sequence.done:
+            if (end := self._end(sequence, min(budget, each), whole)) > sequence.done:
                 parts.append(_part(sequence, end))
                 budget -= end - sequence.done
-        return sorted(parts, key=lambda part: part.sequence.served)[: max(1, int(self._most))]
+        if len(parts) > (most := max(1, int(self._most))):
+            parts = sorted(parts, key=lambda part: part.sequence.served)[:most]
+        return parts
 
     def _end(self, sequence: Sequence, budget: int, whole: bool) -> int:
         """Where a part of at most ``budget`` tokens ends; it may be empty."""

@@ -4,7 +4,9 @@ Ids that were drawn stay on the device, where the next step reads them; their wa
 memory with an event behind it. So the next step can be launched before anybody has seen the last one's ids.
 """
 
+import itertools
 import time
+from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -54,12 +56,12 @@ class Flight:
     @property
     def writing(self) -> int:
         """Sequences of which the step reads the one token that is left."""
-        return sum(_writes(part) for part in self.parts)
+        return sum([end - begin == 1 and (draws or completes) for _, begin, end, draws, completes in self.parts])
 
     @property
     def reading(self) -> int:
         """Tokens of the other parts."""
-        return sum(part.size for part in self.parts if not _writes(part))
+        return sum([part.end - part.begin for part in self.parts]) - self.writing
 
 
 class Stepper:
@@ -83,13 +85,15 @@ class Stepper:
     def launch(self, parts: list[Part], keep: set[Sequence]) -> Flight:
         """Begin a step; ``keep``: sequences whose states after it are wanted. Raises what model or device raise."""
         launched = time.monotonic()
-        parts = sorted(parts, key=_from_host)  # drawn ids first
-        used = [part.sequence.base for part in parts if part.begins and part.sequence.base is not None]
-        for part in parts:
-            if part.begins:
-                self._begin(part.sequence)
+        from_host = [part for part in parts if part.begin < part.sequence.given]
+        if len(from_host) < len(parts):
+            parts = [part for part in parts if part.begin >= part.sequence.given] + from_host  # drawn ids first
+        beginning = [part.sequence for part in from_host if part.begins]
+        used = [sequence.base for sequence in beginning if sequence.base is not None]
+        for sequence in beginning:
+            self._begin(sequence)
         drawing = [index for index, part in enumerate(parts) if part.draws]
-        rows, ends, draws, ids = self._inputs(parts, drawing)
+        rows, ends, draws, ids = self._inputs(parts, from_host, drawing)
         logits = self._forward(parts, ids, rows, ends)
         saved = {part.sequence: self._save(part.sequence.row) for part in parts if part.sequence in keep}
         drawn = None
@@ -124,15 +128,16 @@ class Stepper:
         except torch.OutOfMemoryError:
             return None
 
-    def _inputs(self, parts: list[Part], drawing: list[int]) -> list[Tensor]:
-        """rows [B], cu_seqlens [B + 1], ``drawing``, ids [N], all int64 on the device: in one copy."""
-        from_host = [part for part in parts if _from_host(part)]
-        ends = [0]
-        for part in parts:
-            ends.append(ends[-1] + part.size)
+    def _inputs(self, parts: list[Part], from_host: list[Part], drawing: list[int]) -> list[Tensor]:
+        """rows [B], cu_seqlens [B + 1], ``drawing``, ids [N], all int64 on the device: in one copy.
+
+        ``from_host``: the last of ``parts``, whose ids the host knows; those of the others were drawn on the device.
+        """
+        ends = [0, *itertools.accumulate([part.end - part.begin for part in parts])]
         ids = [one for part in from_host for one in part.sequence.ids[part.begin : part.end]]
         values = [[part.sequence.row for part in parts], ends, drawing, ids]
-        together = torch.tensor([one for some in values for one in some], dtype=torch.int64, pin_memory=self._cuda)
+        flat = torch.frombuffer(array("q", itertools.chain.from_iterable(values)), dtype=torch.int64)
+        together = torch.empty(len(flat), dtype=torch.int64, pin_memory=True).copy_(flat) if self._cuda else flat
         there = together.to(self._model.device, non_blocking=True).split([len(some) for some in values])
         if on_device := len(parts) - len(from_host):
             drawn = self._last[there[0][:on_device]]
@@ -147,12 +152,3 @@ class Stepper:
             return drawn
         there = torch.empty(len(drawn), dtype=torch.int64, pin_memory=True)
         return there.copy_(drawn, non_blocking=True)
-
-
-def _writes(part: Part) -> bool:
-    return part.size == 1 and (part.draws or part.completes)
-
-
-def _from_host(part: Part) -> bool:
-    """Whether the ids of the part are known to the host, or else were drawn on the device."""
-    return part.begin < part.sequence.given

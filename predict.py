@@ -9,6 +9,7 @@ from typing import Any
 from cog import BaseRunner, CancelationException, ConcatenateIterator, Input, concurrent, streaming
 
 import cancellation
+from model.memory import leave_to_stay
 from model.request import Request
 from model.service import Reply, Service
 from model.settings import Settings
@@ -23,6 +24,7 @@ class Runner(BaseRunner):
         """Load the model; ``weights`` is COG_WEIGHTS, a path or a URL, and goes before the settings."""
         cancellation.install()
         self.service = Service.build(Settings.read(weights))
+        leave_to_stay()
 
     def healthcheck(self) -> bool:
         """Called by the server for /health-check; what it raises is shown there."""

@@ -33,8 +33,7 @@ class _Running:
             self.record.last = time.monotonic()
             self.record.first = self.record.first or self.record.last
             self.record.tokens += len(ids)
-            for token in ids:
-                self.text.push(token)
+            self.text.push_all(ids)
         return ended
 
 

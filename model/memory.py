@@ -1,11 +1,21 @@
-"""How much memory is free: on a CUDA device, or of the RAM that this process may use."""
+"""How much memory is free, on a CUDA device or of the RAM that this process may use, and what stays in it."""
 
+import gc
 import os
 from pathlib import Path
 
 import torch
 
 MIB = 2**20
+
+
+def leave_to_stay() -> None:
+    """All that Python holds now is there to stay: its collector need not look through it again.
+
+    That took it 0.12 s each time, of 190,000 objects, and all replies waited.
+    """
+    gc.collect()  # what is garbage now would stay, too
+    gc.freeze()
 
 
 def free_memory(device: torch.device) -> int:

@@ -232,15 +232,12 @@ class Reply:
         return ids
 
     def _read(self, ids: list[int]) -> str:
-        pieces = []
-        for token in ids:
-            pieces.append(self._text.push(token))
-            self._drawn.append(token)
-            self._completion_tokens += 1
-            if self._text.stopped:
-                self._handle.finish("stop")
-                break
-        return "".join(pieces)
+        piece, used = self._text.push_all(ids)
+        self._drawn += ids[:used]
+        self._completion_tokens += used
+        if self._text.stopped:
+            self._handle.finish("stop")
+        return piece
 
 
 def _sampling(request: Request) -> SamplingParams:

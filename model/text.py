@@ -40,6 +40,8 @@ class ReplyText:
             raise RequestError("stop", "found an empty string, wanted one character or more in each")
         self._decoder = tokenizer.decoder()
         self._stops = tuple(stops)
+        self._firsts = {stop[0] for stop in stops}
+        self._longest = max(map(len, stops), default=0)
         self._strip = strip_leading_space
         self._held = ""  # decoded and not yet sent
         self.length = 0  # characters of the decoded text that were sent, or dropped at its start
@@ -48,6 +50,17 @@ class ReplyText:
     def push(self, token: int) -> str:
         """The text that may be sent after ``token``; "" once ``stopped`` is true."""
         return self._take(self._decoder.push(token), final=False)
+
+    def push_all(self, tokens: Sequence[int]) -> tuple[str, int]:
+        """The same of several, up to the one at which ``stopped`` becomes true, and how many they were."""
+        if not self._stops:
+            return self._take(self._decoder.push_all(tokens), final=False), len(tokens)
+        pieces: list[str] = []
+        for token in tokens:
+            pieces.append(self.push(token))
+            if self.stopped:
+                break
+        return "".join(pieces), len(pieces)
 
     def finish(self) -> str:
         """What was held back, at the end of the reply. ``stopped`` may become true."""
@@ -71,8 +84,10 @@ class ReplyText:
 
     def _first_prefix(self) -> int:
         """From where on the held text is the beginning of a stop string; its length where it is of none."""
-        longest = max(map(len, self._stops), default=0)
-        for at in range(max(0, len(self._held) - longest + 1), len(self._held)):
+        begin = max(0, len(self._held) - self._longest + 1)
+        if self._firsts.isdisjoint(self._held[begin:]):  # nearly always, and much sooner said
+            return len(self._held)
+        for at in range(begin, len(self._held)):
             if any(len(self._held) - at < len(stop) and stop.startswith(self._held[at:]) for stop in self._stops):
                 return at
         return len(self._held)

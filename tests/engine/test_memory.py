@@ -1,6 +1,8 @@
 """How many rows there are: from what is free, with numbers where that is too little."""
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from model import checkpoint, pool_size
 from model.config import Config
-from model.memory import MIB, free_memory, free_ram
+from model.memory import MIB, free_memory, free_ram, leave_to_stay
 from model.pool_size import NoRoomError, choose_rows, fit, row_bytes
 from model.rwkv7 import RWKV7
 from model.sampling import Sampler
@@ -202,3 +204,18 @@ def test_the_prefix_cache_is_as_large_as_set_or_small(settings: dict[str, int], 
     if cache is not None:
         found = [n for n in range(40) if cache.find([str(n)], alone=True)]
         assert found == list(range(40 - states, 40)), size
+
+
+def test_what_stays_is_not_looked_through_again() -> None:
+    class Ring:
+        def __init__(self) -> None:
+            self.itself = self
+
+    garbage, kept = weakref.ref(Ring()), Ring()
+    try:
+        leave_to_stay()
+        assert garbage() is None, "garbage does not stay"
+        assert not any(one is kept for one in gc.get_objects())
+    finally:
+        gc.unfreeze()
+    assert any(one is kept for one in gc.get_objects())

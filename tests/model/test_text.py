@@ -118,6 +118,29 @@ def test_pieces_join_to_the_text_before_the_stop_for_every_cut(world: Tokenizer)
         assert "\ufffd" not in "".join(pieces)
 
 
+def test_several_ids_are_as_good_as_one_by_one(world: Tokenizer) -> None:
+    rng = random.Random(4)
+    for _ in range(2000):
+        ids = rng.choices(
+            [*world.encode("ab a\n é🦩x"), *(byte + 1 for byte in "é🦩ab\n ".encode()), 0], k=rng.randrange(1, 12)
+        )
+        stops = rng.choice([[], [], ["ab"], ["\n", "aab"], ["é", " a\n"]])
+        single, several = ReplyText(world, stops, True), ReplyText(world, stops, True)
+        wanted, used = [], 0
+        while used < len(ids) and not single.stopped:
+            wanted.append(single.push(ids[used]))
+            used += 1
+        got, taken, at = [], 0, 0
+        while at < len(ids) and not several.stopped:
+            group = ids[at : at + rng.randrange(1, 6)]
+            piece, count = several.push_all(group)
+            got.append(piece)
+            taken, at = taken + count, at + len(group)
+        assert ("".join(got), taken) == ("".join(wanted), used), (ids, stops)
+        assert (several.stopped, several.length) == (single.stopped, single.length)
+        assert several.finish() == single.finish()
+
+
 def random_cut(tokenizer: Tokenizer, text: str, rng: random.Random) -> list[int]:
     """Ids of ``text`` that are cut anywhere between its bytes, not only where longest match cuts."""
     data, ids = text.encode(), []

@@ -1,14 +1,16 @@
 // binary_linear, binary_linear_packed and pack_signs: CUDA kernels and launches.
 //
 // Few rows of x: one launch. Each block packs x for itself into shared memory while its rows of the weight are on their
-// way from memory; a warp takes some rows of the weight and counts with xor and popc. Popcounts come at 16 a cycle and
-// multiprocessor, so for many rows the tensor cores are faster: the signs become bytes, and the sums are int32.
+// way from memory; a warp takes some rows of the weight and counts with xor and popc. Where kernels overlap
+// (csrc/chain.cuh), those rows are on their way into L2 while the kernel ahead still runs: it may well have written
+// them, so they are read only after it. Popcounts come at 16 a cycle and multiprocessor, so for many rows the tensor
+// cores are faster: the signs become bytes, and the sums are int32.
 #include "binary_linear.h"
 
 #include <array>
 #include <tuple>
 
-#include "../csrc/cuda.cuh"
+#include "../csrc/chain.cuh"
 #include "../csrc/reduce.cuh"
 #include "../csrc/tensor.h"
 
@@ -29,6 +31,7 @@ __device__ __forceinline__ uint32_t sign_byte(const T* row, int64_t begin, int64
     for (int i = 0; i < 8; i++) byte |= uint32_t{static_cast<float>(v.values[i]) >= 0.0f} << i;
     return byte;
   }
+#pragma unroll 1
   for (int i = 0; i < 8 && begin + i < k; i++) byte |= uint32_t{static_cast<float>(row[begin + i]) >= 0.0f} << i;
   return byte;
 }
@@ -68,19 +71,32 @@ struct CountArgs {
 // Groups `lane` + 32 i of kColumns rows of the weight, beginning with `column`; the last one again behind the end.
 template <int kColumns>
 __device__ __forceinline__ void load_groups(uint4 (&w)[kColumns], const uint4* signs, int64_t column, int64_t m,
-                                            int64_t groups, int64_t g) {
+                                            int64_t groups, int g) {
 #pragma unroll
   for (int c = 0; c < kColumns; c++) w[c] = signs[min(column + c, m - 1) * groups + g];
 }
 
+// Brings `rows` rows of the weight, from `first` on, into L2.
+template <class T>
+__device__ __forceinline__ void prefetch_rows(const CountArgs<T>& p, int64_t first, int64_t rows) {
+  const int64_t count = min(rows, p.m - first) * p.groups;
+  constexpr int kLine = 128 / sizeof(uint4);
+  for (int64_t i = threadIdx.x * kLine; i < count; i += kThreads * kLine) {
+    prefetch_l2(p.signs + first * p.groups + i);
+  }
+}
+
 // kRows rows of x (blockIdx.y says which) times all rows of the weight, kColumns at a time a warp.
 template <class T, int kRows, int kColumns>
-__global__ void __launch_bounds__(kThreads) count_kernel(CountArgs<T> p) {
-  extern __shared__ uint4 packed[];  // [kRows, groups]
-  constexpr int kAhead = 2;          // groups a lane that are asked for before x is packed
+__global__ void __launch_bounds__(kThreads, kRows == 1 ? 2 : 1) count_kernel(CountArgs<T> p) {
+  extern __shared__ uint4 packed[];     // [kRows, groups]
+  constexpr int kAhead = 4 / kColumns;  // groups a lane that are asked for before x is packed
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t step = gridDim.x * int64_t{kWarps * kColumns};
   const int64_t column0 = (blockIdx.x * int64_t{kWarps} + warp) * kColumns, row0 = blockIdx.y * int64_t{kRows};
+  prefetch_rows(p, blockIdx.x * int64_t{kWarps * kColumns}, kWarps * kColumns);
+  wait_for_previous();
+  let_next_begin();
   uint4 ahead[kAhead][kColumns] = {};
   float scale = 0.0f;  // of column + lane
   if (column0 < p.m) {
@@ -90,36 +106,37 @@ __global__ void __launch_bounds__(kThreads) count_kernel(CountArgs<T> p) {
     }
     scale = p.scale[min(column0 + lane % kColumns, p.m - 1)];
   }
-  const int64_t bytes = p.groups * 16;
+  const int groups = static_cast<int>(p.groups), bytes = groups * 16;  // a row has kSharedBytes at most
+#pragma unroll 1
   for (int r = 0; r < kRows; r++) {
     const T* row = p.x + (row0 + r) * p.k;
-    for (int64_t b = threadIdx.x; b < bytes; b += kThreads) {
-      const uint32_t byte = row0 + r < p.n ? sign_byte(row, 8 * b, p.k, p.whole) : 0;
+    for (int b = threadIdx.x; b < bytes; b += kThreads) {
+      const uint32_t byte = row0 + r < p.n ? sign_byte(row, int64_t{8} * b, p.k, p.whole) : 0;
       reinterpret_cast<uint8_t*>(packed)[r * bytes + b] = static_cast<uint8_t>(byte);
     }
   }
   __syncthreads();
   for (int64_t column = column0; column < p.m; column += step) {
     int count[kColumns][kRows] = {};
-    auto add = [&](const uint4(&w)[kColumns], int64_t g) {
+    auto add = [&](const uint4(&w)[kColumns], int g) {
 #pragma unroll
       for (int r = 0; r < kRows; r++) {
-        const uint4 x = packed[r * p.groups + g];
+        const uint4 x = packed[r * groups + g];
 #pragma unroll
         for (int c = 0; c < kColumns; c++) count[c][r] += differing(w[c], x);
       }
     };
-    int64_t g = lane;
+    int g = lane;
     if (column == column0) {
 #pragma unroll
       for (int i = 0; i < kAhead; i++, g += 32) {
-        if (g < p.groups) add(ahead[i], g);
+        if (g < groups) add(ahead[i], g);
       }
     } else {
       scale = p.scale[min(column + lane % kColumns, p.m - 1)];
     }
 #pragma unroll 2
-    for (; g < p.groups; g += 32) {
+    for (; g < groups; g += 32) {
       uint4 w[kColumns];
       load_groups(w, p.signs, column, p.m, p.groups, g);
       add(w, g);
@@ -143,8 +160,7 @@ template <class T, int kRows, int kColumns>
 void count(const Launch& launch, const CountArgs<T>& p) {
   const dim3 grid(blocks(p.m, kWarps * kColumns), static_cast<unsigned>((p.n + kRows - 1) / kRows));
   const int64_t shared = kRows * p.groups * 16;
-  count_kernel<T, kRows, kColumns><<<grid, kThreads, shared, launch.stream>>>(p);
-  launch.check();
+  launch_chained("binary_linear", launch.stream, count_kernel<T, kRows, kColumns>, grid, dim3(kThreads), shared, p);
 }
 
 // Rows of bytes, each 1 or -1 for a sign, `padded` long: zeros behind k, and in rows behind `rows`. 8 bytes a thread.

@@ -83,16 +83,16 @@ int wide_products(const char* op, cudaStream_t stream, ScalarType type, const Pr
   for (int i = 0; i < count; i++) {
     sizes[i] = {static_cast<uint32_t>(list.jobs[i].m), static_cast<uint32_t>(list.jobs[i].k)};
   }
-  const uint32_t blocks = device_attribute(op, cudaDevAttrMultiProcessorCount);
+  const uint32_t multiprocessors = device_attribute(op, cudaDevAttrMultiProcessorCount);
   const uint32_t most_parts = count == 1 ? std::clamp<uint32_t>(jobs[0].most_slices, 1, kMostParts) : 1;
   const bool transposed = jobs[0].transposed;
-  list.plan = plan_for(sizes, count, static_cast<uint32_t>(n), transposed, most_parts, device, blocks);
+  list.plan = plan_for(sizes, count, static_cast<uint32_t>(n), transposed, most_parts, device, multiprocessors);
   if (type == ScalarType::Half) {
     describe<Half>(op, list, transposed);
-    wide_launch_half(op, stream, list, transposed, blocks);
+    wide_launch_half(op, stream, list, transposed, multiprocessors);
   } else {
     describe<BFloat16>(op, list, transposed);
-    wide_launch_bfloat16(op, stream, list, transposed, blocks);
+    wide_launch_bfloat16(op, stream, list, transposed, multiprocessors);
   }
   return static_cast<int>(list.plan.parts);
 }

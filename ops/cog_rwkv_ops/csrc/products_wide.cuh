@@ -19,7 +19,7 @@ static_assert(kMostJobs == kMaxProducts);
 
 constexpr int kSumThreads = 256,
               kWideThreads = kSumThreads + 128;  // those that multiply, and the group of one that copies
-constexpr uint32_t kTurnBytes = 32 * 128;        // 32 tokens by 64 rows, on their way out
+constexpr uint32_t kWholeBytes = 227 * 1024, kSmallBytes = 104 * 1024;  // shared memory of a block; of one of two
 
 // The argument of a kernel. Weights of [m, k], or of [k, m] where they are transposed.
 struct WideList {
@@ -34,8 +34,11 @@ struct WideShape {
   static constexpr int ROWS = ROWS_, TOKENS = TOKENS_;
   static constexpr bool shared_rows = ROWS == 64;              // the groups take the same rows, every other step each
   static constexpr int BLOCKS = shared_rows ? 1 : ROWS / 128;  // blocks of 64 rows, of a group
+  // For few tokens, two blocks fit a multiprocessor: the next kernel's are there before this one ends.
+  static constexpr bool small = shared_rows && TOKENS <= 16;
   static constexpr uint32_t weights = ROWS * 128, stage = weights + TOKENS * 128;
-  static constexpr uint32_t turns = 4 * kTurnBytes, barriers = 256, whole = 227 * 1024;
+  static constexpr uint32_t turn = (TOKENS < 32 ? TOKENS : 32) * 128;  // so many tokens by 64 rows, on their way out
+  static constexpr uint32_t turns = 4 * turn, barriers = 256, whole = small ? kSmallBytes : kWholeBytes;
   static constexpr uint32_t room = (whole - 1024 - turns - barriers) / stage, STAGES = room < 10 ? room : 10;
   static constexpr uint32_t bytes = 1024 + STAGES * stage + turns + barriers;  // tiles begin on a multiple of 1024
   static_assert(STAGES >= 3 && (ROWS % 128 == 0 || (shared_rows && TOKENS <= 32)) && TOKENS % 16 == 0);
@@ -48,7 +51,7 @@ struct WideMemory {
 
   __device__ __forceinline__ uint32_t stage(uint32_t i) const { return begin + i * S::stage; }
   __device__ __forceinline__ uint32_t turn(uint32_t group, uint32_t i) const {
-    return stage(S::STAGES) + (group * 2 + i) * kTurnBytes;
+    return stage(S::STAGES) + (group * 2 + i) * S::turn;
   }
   __device__ __forceinline__ uint32_t full(uint32_t i) const { return turn(2, 0) + 8 * i; }
   __device__ __forceinline__ uint32_t empty(uint32_t i) const { return full(S::STAGES) + 8 * i; }
@@ -112,21 +115,23 @@ __device__ __forceinline__ void copy_units(const WideList& list, const WideMemor
   for (uint32_t unit = blockIdx.x; unit < plan.first[kMaxProducts]; unit += gridDim.x) {
     const WidePlace place = place_of(plan, unit);
     const RowRange steps = steps_of_part(static_cast<uint32_t>(list.jobs[place.job].k), place.part, plan.parts);
-    uint32_t step = steps.begin;
+    const uint32_t count = steps.end - steps.begin;
+    const auto step = [&](uint32_t i) { return steps.begin + turned_step(place.row, i, count); };
+    uint32_t i = 0;
     if (unit == blockIdx.x) {
-      const uint32_t ahead = min(steps.end - steps.begin, S::STAGES);
-      for (uint32_t i = 0; i < ahead; i++) {
+      const uint32_t ahead = min(count, S::STAGES);
+      for (; i < ahead; i++) {
         barrier_expect(memory.full(i), S::stage);
-        copy_weights<S, transposed>(list, memory, place, i, step + i);
+        copy_weights<S, transposed>(list, memory, place, i, step(i));
       }
       wait_for_previous();
-      for (uint32_t i = 0; i < ahead; i++, step++, at.go_on()) copy_tokens(list, memory, place, i, step);
+      for (i = 0; i < ahead; i++, at.go_on()) copy_tokens(list, memory, place, i, step(i));
     }
-    for (; step < steps.end; step++, at.go_on()) {
+    for (; i < count; i++, at.go_on()) {
       if (at.round > 0) barrier_wait(memory.empty(at.stage), (at.round - 1) & 1);
       barrier_expect(memory.full(at.stage), S::stage);
-      copy_weights<S, transposed>(list, memory, place, at.stage, step);
-      copy_tokens(list, memory, place, at.stage, step);
+      copy_weights<S, transposed>(list, memory, place, at.stage, step(i));
+      copy_tokens(list, memory, place, at.stage, step(i));
     }
   }
 }
@@ -349,17 +354,17 @@ __device__ __forceinline__ void multiply_units(const WideList& list, const WideM
 #endif
 
 template <class T, class S, bool transposed>
-__global__ void __launch_bounds__(kWideThreads, 1) wide_kernel(const __grid_constant__ WideList list) {
+__global__ void __launch_bounds__(kWideThreads, S::small ? 2 : 1) wide_kernel(const __grid_constant__ WideList list) {
 #if COG_RWKV_WGMMA
   extern __shared__ __align__(1024) unsigned char bytes[];
   const WideMemory<S> memory{(shared_address(bytes) + 1023) & ~1023u};
   init_barriers(memory);
   if (threadIdx.x >= kSumThreads) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (!S::small) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == kSumThreads) copy_units<S, transposed>(list, memory);
     __syncwarp();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if (!S::small) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait_for_previous();
     let_next_begin();
     multiply_units<T, S, transposed>(list, memory);

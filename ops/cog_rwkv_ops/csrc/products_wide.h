@@ -14,7 +14,9 @@ bool wide_possible(const char* op, const Product* jobs, int count, int64_t n);
 int wide_products(const char* op, cudaStream_t stream, ScalarType type, const Product* jobs, int count, int64_t n);
 
 // Launch what `list` says, on so many blocks at most: a type and file each, as there are many kernels.
-void wide_launch_half(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t blocks);
-void wide_launch_bfloat16(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t blocks);
+void wide_launch_half(const char* op, cudaStream_t stream, const WideList& list, bool transposed,
+                      uint32_t multiprocessors);
+void wide_launch_bfloat16(const char* op, cudaStream_t stream, const WideList& list, bool transposed,
+                          uint32_t multiprocessors);
 
 }  // namespace cog_rwkv

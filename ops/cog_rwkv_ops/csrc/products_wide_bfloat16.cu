@@ -3,8 +3,9 @@
 
 namespace cog_rwkv {
 
-void wide_launch_bfloat16(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t blocks) {
-  launch_wide<BFloat16>(op, stream, list, transposed, blocks);
+void wide_launch_bfloat16(const char* op, cudaStream_t stream, const WideList& list, bool transposed,
+                          uint32_t multiprocessors) {
+  launch_wide<BFloat16>(op, stream, list, transposed, multiprocessors);
 }
 
 }  // namespace cog_rwkv

@@ -7,36 +7,36 @@
 namespace cog_rwkv {
 
 template <class T, class S, bool transposed>
-void launch_wide(const char* op, cudaStream_t stream, const WideList& list, uint32_t blocks) {
+void launch_wide(const char* op, cudaStream_t stream, const WideList& list, uint32_t multiprocessors) {
   const auto kernel = wide_kernel<T, S, transposed>;
   check_cuda(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::bytes));
-  launch_chained(op, stream, kernel, dim3(std::min(list.plan.first[kMaxProducts], blocks)), dim3(kWideThreads),
+  launch_chained(op, stream, kernel, dim3(blocks_of(list.plan, multiprocessors, S::small ? 2 : 1)), dim3(kWideThreads),
                  S::bytes, list);
 }
 
 template <class T, class S>
-bool launch_wide(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t blocks) {
+bool launch_wide(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t multiprocessors) {
   if (list.plan.tile.rows != S::ROWS || list.plan.tile.tokens != S::TOKENS) return false;
   if (transposed) {
-    launch_wide<T, S, true>(op, stream, list, blocks);
+    launch_wide<T, S, true>(op, stream, list, multiprocessors);
   } else {
-    launch_wide<T, S, false>(op, stream, list, blocks);
+    launch_wide<T, S, false>(op, stream, list, multiprocessors);
   }
   return true;
 }
 
 template <class T, size_t... I>
-void launch_wide(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t blocks,
+void launch_wide(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t multiprocessors,
                  std::index_sequence<I...>) {
-  const bool done =
-      (launch_wide<T, WideShape<kTileSizes[I].rows, kTileSizes[I].tokens>>(op, stream, list, transposed, blocks) ||
-       ...);
+  const bool done = (launch_wide<T, WideShape<kTileSizes[I].rows, kTileSizes[I].tokens>>(op, stream, list, transposed,
+                                                                                         multiprocessors) ||
+                     ...);
   if (!done) fail(op, "there is no kernel for a tile of this size");
 }
 
 template <class T>
-void launch_wide(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t blocks) {
-  launch_wide<T>(op, stream, list, transposed, blocks, std::make_index_sequence<std::size(kTileSizes)>{});
+void launch_wide(const char* op, cudaStream_t stream, const WideList& list, bool transposed, uint32_t multiprocessors) {
+  launch_wide<T>(op, stream, list, transposed, multiprocessors, std::make_index_sequence<std::size(kTileSizes)>{});
 }
 
 }  // namespace cog_rwkv

@@ -64,12 +64,30 @@ inline WidePlan make_plan(const WideJob* jobs, int count, uint32_t n, TileSize t
   return plan;
 }
 
+// The i-th of `count` steps, of the unit whose first row is `row`. Eight steps at a time are taken in another order
+// elsewhere, so that not all blocks ask for the same line of the activations at once; yet what they ask for is near.
+COG_RWKV_BOTH uint32_t turned_step(uint32_t row, uint32_t i, uint32_t count) {
+  const uint32_t first = i & ~7u;
+  return first + 8 <= count ? first + ((i + row / 256) & 7u) : i;
+}
+
+// How many blocks go through the units. `together`: that fit a multiprocessor. One each is best, as the next kernel's
+// then have room beside them; but where some would have two units and others one, two that run together share what
+// comes from memory, and all end at once.
+inline uint32_t blocks_of(const WidePlan& plan, uint32_t multiprocessors, uint32_t together) {
+  const uint32_t units = plan.first[kMostJobs];
+  if (units <= multiprocessors) return units;
+  const uint32_t rounds = divide_up(units, multiprocessors);
+  return units * 10 < rounds * multiprocessors * 9 && units <= together * multiprocessors ? units : multiprocessors;
+}
+
 // ---- which plan: cycles that it may take. Estimates from an H200; they decide between plans, nothing else.
 
 constexpr double kTensorCycles = 1.0 / 1550;  // a multiply-add, of a multiprocessor
 constexpr double kIngressCycles = 1.0 / 50;   // a byte into the shared memory of one
 constexpr double kCacheCycles = 1.0 / 6500;   // a byte out of L2, for all of them
-constexpr double kMemoryCycles = 1.0 / 2450;  // a byte out of memory
+constexpr double kMemoryCycles = 1.0 / 2450;  // a byte out of memory, for all of them
+constexpr double kPullCycles = 1.0 / 28;      // the same, for one
 constexpr double kStartCycles = 2500;         // until the first tiles are there
 
 // Of one step of a tile, while `blocks` blocks run.
@@ -95,7 +113,7 @@ inline double plan_cycles(const WidePlan& plan, const WideJob* jobs, int count, 
   for (int i = 0; i < count; i++) {
     bytes += 2.0 * jobs[i].m * jobs[i].k + 2.0 * n * jobs[i].k + 2.0 * n * jobs[i].m;
   }
-  const double memory = bytes * kMemoryCycles + end;
+  const double pull = kPullCycles / blocks, memory = bytes * (pull > kMemoryCycles ? pull : kMemoryCycles) + end;
   const double slices = plan.parts == 1 ? 0 : 8.0 * n * jobs[0].m * plan.parts * kCacheCycles;  // written and read
   return kStartCycles + (busy > memory ? busy : memory) + slices;
 }

@@ -16,6 +16,7 @@ constexpr float kNormEps = 1e-5f, kGroupNormEps = 64e-5f;
 constexpr int64_t kSparseTokens = 4;   // up to so many, value rows of neurons that no token uses are not read
 constexpr int64_t kSliceTokens = 512;  // up to so many, the residual stream gets sums in slices, float32
 constexpr int kSlices = 8;             // at most, of a product of more than kSparseTokens
+constexpr size_t kMostRankBytes = 160 * 1024;
 
 // relu(k)^2 leaves float16 where k is above 255. So k is a quarter of itself there, and the product gets 16 times.
 template <class W>
@@ -161,18 +162,29 @@ class Forward {
     add(mixed(kMixR), w.receptance, projected(kRecept), Epilogue::none);
     add(mixed(kMixK), w.key, projected(kKey), Epilogue::none);
     add(mixed(kMixV), w.value, projected(kValue), Epilogue::none);
-    W* const decay = mutable_data<W>(f_.hidden);
-    W* const rate = add(mixed(kMixW), w.w1, decay, Epilogue::tanh);
-    W* const gate = add(mixed(kMixA), w.a1, rate, Epilogue::none);
-    W* const mix = add(mixed(kMixG), w.g1, gate, Epilogue::sigmoid);
-    if (!first) add(mixed(kMixV), w.v1, mix, Epilogue::none);
+    W* at = mutable_data<W>(f_.hidden);
+    ranks_.count = 0;
+    const auto add_ranks = [&](const W* x, const Tensor& down, const Tensor& up, Epilogue f) {
+      ranks_.jobs[ranks_.count++] = {data<W>(up), at, static_cast<int>(up.size(1))};
+      at = add(x, down, at, f);
+    };
+    add_ranks(mixed(kMixG), w.g1, w.g2, Epilogue::sigmoid);
+    add_ranks(mixed(kMixW), w.w1, w.w2, Epilogue::tanh);
+    add_ranks(mixed(kMixA), w.a1, w.a2, Epilogue::none);
+    if (!first) add_ranks(mixed(kMixV), w.v1, w.v2, Epilogue::none);
     products(kOp, stream_, type_, jobs, count, t_.n);
-    count = 0;
-    add(decay, w.w2, projected(kDecay), Epilogue::none);
-    add(rate, w.a2, projected(kRate), Epilogue::none);
-    add(gate, w.g2, projected(kGate), Epilogue::none);
-    if (!first) add(mix, w.v2, projected(kValueMix), Epilogue::none);
+    if (heads_finish_ranks()) return;
+    constexpr Projection outs[kRankJobs] = {kGate, kDecay, kRate, kValueMix};
+    for (count = 0; count < ranks_.count; count++) {
+      const auto& job = ranks_.jobs[count];
+      jobs[count] = {job.hidden, job.weight, nullptr, projected(outs[count]), t_.c, job.rank, Epilogue::none, false};
+    }
     products(kOp, stream_, type_, jobs, count, t_.n);
+  }
+
+  // Whether the second halves of the low-rank projections are left to head_step.
+  bool heads_finish_ranks() const {
+    return !cu_seqlens_ && t_.n <= kRankTokens && rank_bytes(ranks_, t_.n) <= kMostRankBytes;
   }
 
   // A token each.
@@ -202,7 +214,11 @@ class Forward {
                            .pool_rows = t_.pool_rows,
                            .stride = stride,
                            .eps = kGroupNormEps};
-    head_steps(kOp, stream_, p, t_.n, multiprocessors_);
+    if (heads_finish_ranks()) {
+      head_steps(kOp, stream_, p, ranks_, t_.n, multiprocessors_);
+    } else {
+      head_steps(kOp, stream_, p, t_.n, multiprocessors_);
+    }
   }
 
   // Packed sequences of any length, by the operators that are there for them.
@@ -248,9 +264,10 @@ class Forward {
   const Tokens t_;
   const ScalarType type_;
   int multiprocessors_ = 1;
-  const float* x_;  // the residual stream
-  Delta delta_;     // and what is still to be added to it
-  Tensor gated_;    // what the output projection reads
+  RankList<W> ranks_{};  // the second halves of the layer's low-rank projections
+  const float* x_;       // the residual stream
+  Delta delta_;          // and what is still to be added to it
+  Tensor gated_;         // what the output projection reads
 };
 
 // Matrices of one 16-bit type, and everything where loads of 16 bytes want it.

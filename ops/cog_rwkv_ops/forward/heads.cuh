@@ -8,6 +8,7 @@
 
 #include "../wkv7/stepwise.cuh"
 #include "prepare.cuh"
+#include "ranks.cuh"
 
 namespace cog_rwkv {
 
@@ -77,10 +78,10 @@ struct StatePieces {
   }
 };
 
-// The eight warps: the recurrence. The first state does not depend on the kernel before, so it is loaded before the
-// wait.
-template <class W, class S>
-__device__ __forceinline__ void step_states(const HeadStep<W, S>& p, HeadShared& shared, uint32_t n) {
+// The eight warps: the recurrence. The first state does not depend on the kernel before, so it is loaded before
+// `begin`, which waits for that.
+template <class W, class S, class Begin>
+__device__ __forceinline__ void step_states(const HeadStep<W, S>& p, HeadShared& shared, uint32_t n, Begin begin) {
   const int value = threadIdx.x / 8, eighth = threadIdx.x % 8;
   S* const states = p.state + blockIdx.x * int64_t{kHead * kHead} + StatePieces<S>::offset();
   const auto row_of = [&](uint32_t token) { return token < n ? p.rows[token] : -1; };
@@ -88,8 +89,7 @@ __device__ __forceinline__ void step_states(const HeadStep<W, S>& p, HeadShared&
   int64_t next = row_of(blockIdx.y), after = row_of(blockIdx.y + gridDim.y);
   StatePieces<S> pieces{};
   if (ok(next)) pieces.load(states + next * p.stride);
-  wait_for_previous();
-  let_next_begin();
+  begin();
   int turn = 0;
 #pragma unroll 1
   for (uint32_t token = blockIdx.y; token < n; token += gridDim.y, turn ^= 1) {
@@ -134,6 +134,17 @@ __device__ __forceinline__ void step_states(const HeadStep<W, S>& p, HeadShared&
   __syncthreads();
 }
 
+// Where the second halves of the low-rank projections are: in the block's own memory, or, `made` null, where p says.
+template <class W>
+struct Ranks {
+  const W* made = nullptr;
+  uint32_t n = 0;
+
+  __device__ __forceinline__ uint32_t bits(int job, uint32_t token) const {
+    return *reinterpret_cast<const uint32_t*>(made + (job * n + token) * kHead + threadIdx.x % 32 * 2);
+  }
+};
+
 // The ninth warp has two neighbouring channels a lane, of a token's inputs and of the weights. The inputs are bits as
 // they come, so that nothing waits for them before they are used.
 template <class W>
@@ -141,10 +152,12 @@ struct HeadInputs {
   uint32_t r, w, k, v, a, g, v_mix, v_first;
 
   template <class S>
-  __device__ __forceinline__ void load(const HeadStep<W, S>& p, uint32_t at) {
+  __device__ __forceinline__ void load(const HeadStep<W, S>& p, uint32_t at, const Ranks<W>& ranks, uint32_t token) {
     const auto bits = [&](const W* from) { return __ldcg(reinterpret_cast<const uint32_t*>(from + at)); };
-    r = bits(p.r), w = bits(p.w), k = bits(p.k), v = bits(p.v), a = bits(p.a), g = bits(p.g);
-    if (p.v_mix != nullptr) v_mix = bits(p.v_mix), v_first = bits(p.v_first);
+    const auto rank_bits = [&](const W* from, int job) { return ranks.made ? ranks.bits(job, token) : bits(from); };
+    r = bits(p.r), k = bits(p.k), v = bits(p.v);
+    w = rank_bits(p.w, kDecayRank), a = rank_bits(p.a, kRateRank), g = rank_bits(p.g, kGateRank);
+    if (p.v_mix != nullptr) v_mix = rank_bits(p.v_mix, kMixRank), v_first = bits(p.v_first);
   }
 };
 
@@ -220,23 +233,23 @@ __device__ __forceinline__ void finish_head(const HeadWeights& weights, const He
 }
 
 // The ninth warp, a token ahead of the others and one behind, and with the inputs of another on their way.
-template <class W, class S>
-__device__ __forceinline__ void serve_states(const HeadStep<W, S>& p, HeadShared& shared, uint32_t n) {
+// `begin` waits for the kernel before, and says where to find what is Ranks.
+template <class W, class S, class Begin>
+__device__ __forceinline__ void serve_states(const HeadStep<W, S>& p, HeadShared& shared, uint32_t n, Begin begin) {
   const uint32_t c = blockIdx.x * kHead + threadIdx.x % 32 * 2, channels = static_cast<uint32_t>(p.heads) * kHead;
   HeadWeights weights;
   weights.load(p, c);
-  wait_for_previous();
-  let_next_begin();
+  const Ranks<W> ranks = begin();
   HeadInputs<W> inputs;
   HeadEnd end, before;
   uint32_t next = blockIdx.y, at = next * channels + c;  // the inputs to be loaded
-  inputs.load(p, at);
+  inputs.load(p, at, ranks, next);
   for (int turn = 0;; turn ^= 1, before = end) {
     const bool more = next < n;
     const uint32_t now = at;
     if (more) end = prepare_head(p, weights, inputs, shared.in[turn], now);
     next += gridDim.y, at += gridDim.y * channels;
-    if (next < n) inputs.load(p, at);
+    if (next < n) inputs.load(p, at, ranks, next);
     __syncthreads();
     if (next - gridDim.y != blockIdx.y) {
       finish_head(weights, before, shared.y[turn ^ 1], p.eps, p.out + (now - gridDim.y * channels));
@@ -246,24 +259,61 @@ __device__ __forceinline__ void serve_states(const HeadStep<W, S>& p, HeadShared
 }
 
 // Grid: the heads, by the blocks of each, which share the tokens. Both sides pass a barrier a token, and one more.
-template <class W, class S>
-__global__ void __launch_bounds__(kHeadThreads, kHeadBlocks<S>) head_step_kernel(const HeadStep<W, S> p, uint32_t n) {
+template <class W, class S, class Begin>
+__device__ __forceinline__ void step_head(const HeadStep<W, S>& p, uint32_t n, Begin begin) {
   __shared__ __align__(16) HeadShared shared;
   const uint32_t warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // so the compiler sees that a warp stays together
   if (warp < kStepThreads / 32) {
-    step_states(p, shared, n);
+    step_states(p, shared, n, begin);
   } else {
-    serve_states(p, shared, n);
+    serve_states(p, shared, n, begin);
   }
+}
+
+template <class W, class S>
+__global__ void __launch_bounds__(kHeadThreads, kHeadBlocks<S>) head_step_kernel(const HeadStep<W, S> p, uint32_t n) {
+  step_head(p, n, [] {
+    wait_for_previous();
+    let_next_begin();
+    return Ranks<W>{};
+  });
+}
+
+// With the second halves of the low-rank projections, of kRankTokens at most.
+template <class W, class S>
+__global__ void __launch_bounds__(kHeadThreads, 2)
+    head_step_ranks_kernel(const HeadStep<W, S> p, const __grid_constant__ RankList<W> list, uint32_t n) {
+  extern __shared__ __align__(16) unsigned char bytes[];
+  W* const memory = reinterpret_cast<W*>(bytes);
+  start_rank_weights(list, memory, n);
+  step_head(p, n, [&]() __attribute__((always_inline)) -> Ranks<W> {
+    wait_for_previous();
+    let_next_begin();
+    return {finish_ranks(list, memory, n), n};
+  });
+}
+
+// Of the blocks that run at once, `most` a head; so that all have about as many tokens.
+inline dim3 head_grid(int64_t heads, int64_t n, int64_t most) {
+  const int64_t rounds = (n + most - 1) / most;
+  return dim3(static_cast<unsigned>(heads), static_cast<unsigned>((n + rounds - 1) / rounds));
 }
 
 // Offsets of activations fit into 32 bits: the states of so many tokens are 64 times as large.
 template <class W, class S>
 void head_steps(const char* op, cudaStream_t stream, const HeadStep<W, S>& p, int64_t n, int multiprocessors) {
-  const int64_t most = std::max<int64_t>(multiprocessors * kHeadBlocks<S> / p.heads, 1);  // blocks a head, all at once
-  const int64_t rounds = (n + most - 1) / most;
-  const dim3 grid(static_cast<unsigned>(p.heads), static_cast<unsigned>((n + rounds - 1) / rounds));
+  const dim3 grid = head_grid(p.heads, n, std::max<int64_t>(multiprocessors * kHeadBlocks<S> / p.heads, 1));
   launch_chained(op, stream, head_step_kernel<W, S>, grid, dim3(kHeadThreads), 0, p, static_cast<uint32_t>(n));
+}
+
+template <class W, class S>
+void head_steps(const char* op, cudaStream_t stream, const HeadStep<W, S>& p, const RankList<W>& list, int64_t n,
+                int multiprocessors) {
+  const auto kernel = head_step_ranks_kernel<W, S>;
+  const size_t bytes = rank_bytes(list, n);
+  check_cuda(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  const dim3 grid = head_grid(p.heads, n, std::max<int64_t>(multiprocessors / p.heads, 1));
+  launch_chained(op, stream, kernel, grid, dim3(kHeadThreads), bytes, p, list, static_cast<uint32_t>(n));
 }
 
 }  // namespace cog_rwkv

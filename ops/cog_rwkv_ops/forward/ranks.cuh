@@ -1,0 +1,123 @@
+// The second halves of the low-rank projections, for the 64 channels of a head and few tokens, inside the block that
+// needs them: the weights are in shared memory by the time the first halves are there, and a launch is saved.
+#pragma once
+
+#include "../csrc/math.h"
+#include "../csrc/mma.cuh"
+
+namespace cog_rwkv {
+
+constexpr int kRankTokens = 8;  // columns of the tensor cores' product
+enum RankJobs { kGateRank, kDecayRank, kRateRank, kMixRank, kRankJobs };
+
+// W: float16 or bfloat16. `count`: 4, or 3 where values are not mixed.
+template <class W>
+struct RankList {
+  struct {
+    const W *weight, *hidden;  // [C, rank], [n, rank], on 16-byte boundaries
+    int rank;                  // a multiple of 32
+  } jobs[kRankJobs];
+  int count;
+};
+
+// A row and what keeps the next one off its banks.
+COG_RWKV_BOTH int rank_row(int rank) { return rank + 8; }
+
+// Of the shared memory for n tokens: each job's weights and first halves, then results [jobs, n, 64].
+template <class W>
+size_t rank_bytes(const RankList<W>& list, int64_t n) {
+  size_t values = kRankJobs * n * 64;
+  for (int i = 0; i < list.count; i++) values += (64 + n) * rank_row(list.jobs[i].rank);
+  return values * sizeof(W);
+}
+
+// Copies `rows` rows of `rank` values, by all threads.
+template <class W>
+__device__ __forceinline__ void start_rows(W* to, const W* from, int rows, int rank) {
+  const int pieces = rank / 8;
+  for (int i = threadIdx.x; i < rows * pieces; i += blockDim.x) {
+    copy16(to + i / pieces * rank_row(rank) + i % pieces * 8, from + i * 8, true);
+  }
+}
+
+// The weights of head blockIdx.x, before the first halves are there.
+template <class W>
+__device__ __forceinline__ void start_rank_weights(const RankList<W>& list, W* memory, int n) {
+  for (int i = 0; i < list.count; i++) {
+    const auto& job = list.jobs[i];
+    start_rows(memory, job.weight + int64_t{blockIdx.x} * 64 * job.rank, 64, job.rank);
+    memory += (64 + n) * rank_row(job.rank);
+  }
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row)));
+}
+
+template <class W>
+__device__ __forceinline__ void mma16(Sums& sums, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<W, Half>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// 16 channels of n tokens, by a warp; `weights` [16, rank], `hidden` [n, rank], `out` [n, 64] of these channels on.
+template <class W>
+__device__ __forceinline__ void multiply_rank(const W* weights, const W* hidden, W* out, int rank, int n) {
+  const int lane = threadIdx.x % 32, row = rank_row(rank);
+  const W* const left = weights + lane % 16 * row + lane / 16 * 8;
+  const W* const right = hidden + min(lane % 8, n - 1) * row + lane / 8 * 8;
+  Sums even = {}, odd = {};
+#pragma unroll 4
+  for (int k = 0; k < rank; k += 32) {
+    uint32_t a[2][4], b[4];
+    load_matrices(b, right + k), load_matrices(a[0], left + k), load_matrices(a[1], left + k + 16);
+    mma16<W>(even, a[0], b[0], b[1]);
+    mma16<W>(odd, a[1], b[2], b[3]);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int channel = lane / 4 + i / 2 * 8, token = lane % 4 * 2 + i % 2;
+    if (token < n) out[token * 64 + channel] = static_cast<W>(even[i] + odd[i]);
+  }
+}
+
+// By all threads of a block, the first 256 of which multiply, once the first halves are there. Returns the results,
+// which are there for all.
+template <class W>
+__device__ __forceinline__ const W* finish_ranks(const RankList<W>& list, W* memory, int n) {
+  W* at = memory;
+  for (int i = 0; i < list.count; i++) {
+    const auto& job = list.jobs[i];
+    at += 64 * rank_row(job.rank);
+    start_rows(at, job.hidden, n, job.rank);
+    at += n * rank_row(job.rank);
+  }
+  W* const results = at;
+  wait_for_copies();
+  __syncthreads();
+  const int warp = threadIdx.x / 32, channel = warp % 4 * 16;
+  at = memory;
+  for (int i = 0; i < list.count; i++) {
+    const int rank = list.jobs[i].rank, row = rank_row(rank);
+    // Four warps have the gate, whose rank is about that of the others together.
+    if (warp < 8 && warp / 4 == (i == kGateRank ? 0 : 1)) {
+      multiply_rank(at + channel * row, at + 64 * row, results + i * n * 64 + channel, rank, n);
+    }
+    at += (64 + n) * row;
+  }
+  __syncthreads();
+  return results;
+}
+
+}  // namespace cog_rwkv

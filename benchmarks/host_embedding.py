@@ -1,9 +1,10 @@
 """A step of the model with its embedding on the device, and with it in pinned host memory (COG_RWKV_HOST_EMBEDDING).
 
-    python benchmarks/host_embedding.py --layers 2
+    python benchmarks/host_embedding.py --layers 8
 
 The widths are those of 7.2b; few layers will do, since the embedding is read once a step whatever their number, and a
-difference is easier to see beside fewer. The last line is one JSON object.
+difference is easier to see beside fewer. Steps are replayed graphs, as on the server, with other tokens in each of
+four. The last line is one JSON object.
 """
 
 import argparse
@@ -42,14 +43,14 @@ def read(model: RWKV7, batch: int) -> Timed:
 def step(model: RWKV7, batch: int) -> Timed:
     """One token of ``batch`` sequences."""
     pool = StatePool(model.config, batch, model.device)
-    ids, rows = draw(model, batch), torch.arange(batch, device=model.device)
-    ends = torch.arange(batch + 1, device=model.device)
-    return Timed([lambda: model.forward(ids, pool, rows, ends)], graph=False, milliseconds=100)
+    rows, ends = torch.arange(batch, device=model.device), torch.arange(batch + 1, device=model.device)
+    calls = [partial(model.forward, draw(model, batch, seed), pool, rows, ends) for seed in range(4)]
+    return Timed(calls, graph=True, milliseconds=100)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=8)
     args = parser.parse_args()
     synth_rwkv7.SIZES["measured"] = (args.layers, *synth_rwkv7.SIZES["7.2b"][1:])
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +58,7 @@ def main() -> None:
         torch.save(synth_rwkv7.checkpoint("measured"), path)
         found = checkpoint.load(path)
         models = {
-            where: RWKV7.load(found, "cuda", torch.float16, progress=False, host_embedding=where == "host")
+            where: RWKV7.load(found, "cuda", torch.float16, progress=False, host_embedding=where == "host", tuned=True)
             for where in ("device", "host")
         }
     rows = []

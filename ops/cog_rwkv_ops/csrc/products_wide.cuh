@@ -120,6 +120,7 @@ __device__ __forceinline__ void copy_units(const WideList& list, const WideMemor
     uint32_t i = 0;
     if (unit == blockIdx.x) {
       const uint32_t ahead = min(count, S::STAGES);
+      prefetch_map(list.tokens[place.job]);
       for (; i < ahead; i++) {
         barrier_expect(memory.full(i), S::stage);
         copy_weights<S, transposed>(list, memory, place, i, step(i));

@@ -90,6 +90,10 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 }
 
 #if COG_RWKV_WGMMA
+// Fetches what a map says, so that the first copy by it need not wait for that.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(&map)) : "memory");
+}
 __device__ __forceinline__ void load_matrix(uint32_t to, const CUtensorMap& map, uint32_t barrier, int a, int b,
                                             int c) {
   asm volatile(

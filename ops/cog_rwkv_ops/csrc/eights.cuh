@@ -56,7 +56,8 @@ struct Eights {
 // Blocks for that, as many as run at a time where there is work for them; together they take whole tokens.
 inline unsigned eights_blocks(int64_t tokens, int64_t channels, int multiprocessors) {
   const int64_t each = channels / 8, whole = each / std::gcd(each, int64_t{kEightsThreads});
-  const int64_t wanted = std::min<int64_t>((tokens * each + kEightsThreads - 1) / kEightsThreads, kEightsBlocks * multiprocessors);
+  const int64_t wanted =
+      std::min<int64_t>((tokens * each + kEightsThreads - 1) / kEightsThreads, kEightsBlocks * multiprocessors);
   return static_cast<unsigned>((wanted + whole - 1) / whole * whole);
 }
 

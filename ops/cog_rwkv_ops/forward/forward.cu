@@ -1,6 +1,7 @@
 // forward_: the kernels of a step of the whole model, one after the other, without a word from the host in between.
 #include "forward.h"
 
+#include "../csrc/aligned.cuh"
 #include "../csrc/model_weights.h"
 #include "../csrc/products.cuh"
 #include "calls.cuh"
@@ -77,7 +78,8 @@ class Forward {
         x_(data<float>(x)),
         gated_(first_rows(flow.gated, x.size(0))) {
     check_cuda(kOp, cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, x.get_device_index()));
-    device_ = {multiprocessors_, can_chain(reinterpret_cast<const void*>(norm_shift_kernel<W, 1>))};
+    device_ = {multiprocessors_, can_chain(reinterpret_cast<const void*>(norm_shift_kernel<W, 1>)) &&
+                                     device_attribute(kOp, cudaDevAttrClusterLaunch) != 0};
   }
 
   void run(bool last_only, const Tensor& logits) {

@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads, V == 1 
     norm_shift_kernel(const NormShift<W> p) {
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ GroupSums sums;
-  if (p.parts > 1) arrive_in_cluster();
+  begin_sums<V>(p, sums);
   const Channels<V> channels(p);
   const RowReader<W, V> reader{p, channels, memory};
   const uint32_t first = blockIdx.x / p.parts * p.each, end = min(first + p.each, p.n);
@@ -162,8 +162,8 @@ __global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads, V == 1 
     }
     end_group();
   }
-  int turn = 0;
-  for (uint32_t t = start; t < end; t++, turn ^= 1) {
+  for (uint32_t t = start; t < end; t++) {
+    const uint32_t round = t - start, turn = round % 2;
     if (t > first && t >= s.end) {
       s = sequence_at_token(p, t);
       if (s.row_ok() && t == s.begin) load_state();
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads, V == 1 
     reader.take(t, turn, x);
     if (t + 2 < end) reader.begin_x(t + 2, turn), reader.begin_delta(t + 2, turn);
     end_group();
-    const RowScale row = scale_of_row(p, channels, x, sums, turn, t == start);
+    const RowScale row = scale_of_row(p, channels, x, sums, round);
 #pragma unroll
     for (int j = 0; j < V; j++) {
       if (!channels.exists(j)) continue;
@@ -204,7 +204,7 @@ template <class W, int V>
 __global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads) norm_kernel(const NormShift<W> p, bool last) {
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ GroupSums sums;
-  if (p.parts > 1) arrive_in_cluster();
+  begin_sums<V>(p, sums);
   const Channels<V> channels(p);
   const RowReader<W, V> reader{p, channels, memory};
   const uint32_t i = blockIdx.x / p.parts;
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads) norm_ke
   }
   wait_for_groups<0>();
   reader.take(t, 0, x);
-  const RowScale row = scale_of_row(p, channels, x, sums, 0, true);
+  const RowScale row = scale_of_row(p, channels, x, sums, 0);
 #pragma unroll
   for (int j = 0; j < V; j++) {
     if (!channels.exists(j)) continue;
@@ -248,8 +248,8 @@ struct NormDevice {
 struct NormCut {
   uint32_t parts;  // blocks that share a row, a power of two
   unsigned threads;
-  uint32_t each;   // tokens a cluster walks through, so that it loads the weights once
-  size_t bytes;    // of shared memory, for the rows of two tokens
+  uint32_t each;  // tokens a cluster walks through, so that it loads the weights once
+  size_t bytes;   // of shared memory, for the rows of two tokens
 };
 
 // Tokens that follow each other: those of a run begin with the one before them again.

@@ -13,7 +13,7 @@
 
 namespace cog_rwkv {
 
-constexpr uint32_t kGroup = 128;   // neighbouring channels, which a warp has at a time
+constexpr uint32_t kGroup = 128;      // neighbouring channels, which a warp has at a time
 constexpr uint32_t kMostGroups = 64;  // of a row
 
 // What a product left for the residual stream: `slices` partial sums of [n, c], added in order and multiplied by
@@ -28,7 +28,7 @@ struct Delta {
 struct ResidualRows {
   const float* x;  // [n, c]
   Delta delta;
-  int64_t size;          // n * c
+  int64_t size;  // n * c
   uint32_t n, c;
   uint32_t parts;        // blocks of a cluster, which share a row
   float eps, inverse_c;  // 1 / c
@@ -141,9 +141,11 @@ struct RowReader {
   }
 };
 
-// Of each group of a row, its mean and the sum of the squares around that; two tokens in turns.
+// Of each group of a row, its mean and the sum of the squares around that; tokens in turns of two. A block gets those
+// of the next token but one only when all of its warps have begun with the next one, and so are done with these.
 struct GroupSums {
   float2 of[2][kMostGroups];
+  uint64_t inbox[2];
 };
 
 // A row's mean, and the inverse of its deviation.
@@ -151,36 +153,54 @@ struct RowScale {
   float mean, scale;
 };
 
-// All threads of a cluster call it, for each token in turn; before the first one they have arrived in the cluster.
 template <int V>
-__device__ __forceinline__ RowScale scale_of_row(const ResidualRows& p, const Channels<V>& channels, const float4 (&x)[V],
-                                                 GroupSums& shared, int turn, bool first) {
-  const uint32_t lane = threadIdx.x % 32;
-  if (p.parts > 1 && first) wait_for_cluster();  // the others have begun
+__device__ __forceinline__ bool in_parts(const ResidualRows& p) {
+  return V == 1 && p.parts > 1;
+}
+
+// At the beginning of a kernel, by all threads.
+template <int V>
+__device__ __forceinline__ void begin_sums(const ResidualRows& p, GroupSums& shared) {
+  if (!in_parts<V>(p)) return;
+  if (threadIdx.x == 0) make_inbox(&shared.inbox[0]), make_inbox(&shared.inbox[1]);
+  begin_greeting();
+}
+
+// All threads of a cluster call it for each token; `round` counts these, from 0.
+template <int V>
+__device__ __forceinline__ RowScale scale_of_row(const ResidualRows& p, const Channels<V>& channels,
+                                                 const float4 (&x)[V], GroupSums& shared, uint32_t round) {
+  const uint32_t lane = threadIdx.x % 32, turn = round % 2;
+  uint64_t* inbox = &shared.inbox[turn];
+  if (in_parts<V>(p)) {
+    if (round == 0) end_greeting();
+    if (threadIdx.x == 0) expect_bytes(inbox, channels.groups() * sizeof(float2));
+  }
 #pragma unroll
   for (int j = 0; j < V; j++) {
     const uint32_t group = channels.group(j);
     const float size = channels.size_of(group);
     if (size == 0.0f) continue;
-    const float mean = reduce_lanes((x[j].x + x[j].y) + (x[j].z + x[j].w), Add{}) * (size == kGroup ? 1.0f / kGroup : 2.0f / kGroup);
+    const float mean =
+        reduce_lanes((x[j].x + x[j].y) + (x[j].z + x[j].w), Add{}) * (size == kGroup ? 1.0f / kGroup : 2.0f / kGroup);
     const float4 d = make_float4(x[j].x - mean, x[j].y - mean, x[j].z - mean, x[j].w - mean);
     const float squares = channels.exists(j) ? (d.x * d.x + d.y * d.y) + (d.z * d.z + d.w * d.w) : 0.0f;
     const float2 sums = make_float2(mean, reduce_lanes(squares, Add{}));
-    if (p.parts > 1) {
-      if (lane < p.parts) store_in_block(lane, &shared.of[turn][group], sums);
+    if (in_parts<V>(p)) {
+      if (lane < p.parts) send_to_block(lane, &shared.of[turn][group], sums, inbox);
     } else if (lane == 0) {
       shared.of[turn][group] = sums;
     }
   }
-  if (p.parts > 1) {
-    arrive_in_cluster();
-    wait_for_cluster();
+  if (in_parts<V>(p)) {
+    wait_for_bytes(inbox, round / 2 % 2);
   } else {
     __syncthreads();
   }
   const float low_size = channels.size_of(lane), high_size = channels.size_of(lane + 32);
   const float2 none = make_float2(0.0f, 0.0f);
-  const float2 low = low_size > 0 ? shared.of[turn][lane] : none, high = high_size > 0 ? shared.of[turn][lane + 32] : none;
+  const float2 low = low_size > 0 ? shared.of[turn][lane] : none,
+               high = high_size > 0 ? shared.of[turn][lane + 32] : none;
   const float mean = reduce_lanes(low.x * low_size + high.x * high_size, Add{}) * p.inverse_c;
   const float2 off = make_float2(low.x - mean, high.x - mean);
   const float squares = low.y + high.y + (low_size * off.x * off.x + high_size * off.y * off.y);

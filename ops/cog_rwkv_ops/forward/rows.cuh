@@ -142,7 +142,8 @@ struct RowReader {
 };
 
 // Of each group of a row, its mean and the sum of the squares around that; tokens in turns of two. A block gets those
-// of the next token but one only when all of its warps have begun with the next one, and so are done with these.
+// of the next token but one only when all warps have begun with the next one, and so are done with these: each sends,
+// also one that has no channels.
 struct GroupSums {
   float2 of[2][kMostGroups];
   uint64_t inbox[2];
@@ -174,13 +175,12 @@ __device__ __forceinline__ RowScale scale_of_row(const ResidualRows& p, const Ch
   uint64_t* inbox = &shared.inbox[turn];
   if (in_parts<V>(p)) {
     if (round == 0) end_greeting();
-    if (threadIdx.x == 0) expect_bytes(inbox, channels.groups() * sizeof(float2));
+    if (threadIdx.x == 0) expect_bytes(inbox, p.parts * (blockDim.x / 32) * sizeof(float2));
   }
 #pragma unroll
   for (int j = 0; j < V; j++) {
     const uint32_t group = channels.group(j);
     const float size = channels.size_of(group);
-    if (size == 0.0f) continue;
     const float mean =
         reduce_lanes((x[j].x + x[j].y) + (x[j].z + x[j].w), Add{}) * (size == kGroup ? 1.0f / kGroup : 2.0f / kGroup);
     const float4 d = make_float4(x[j].x - mean, x[j].y - mean, x[j].z - mean, x[j].w - mean);

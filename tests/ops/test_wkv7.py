@@ -289,6 +289,27 @@ def test_tokens_of_no_sequence_are_nan_on_cuda(cu_seqlens: list[int], written: s
     assert y.isnan().all()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("row", "cu_seqlens"), [(1, [0, 100]), (1, [20, 90]), (1, [3, 40]), (1, [0, 200]), (7, [10, 100])], ids=str
+)
+def test_one_sequence_among_many_tokens_on_cuda(row: int, cu_seqlens: list[int], cuda: str) -> None:
+    """It alone is computed in one launch, whatever its length; what is not in it, or has no state, is NaN."""
+    given, states = inputs(100, cuda), pool(3, cuda)
+    before = states.clone()
+    y = run(given, states, [row], cu_seqlens)
+    begin, end = cu_seqlens if row < 3 and cu_seqlens[1] <= 100 else (0, 0)
+    assert y[:begin].isnan().all() and y[end:].isnan().all()
+    assert torch.equal(states[[0, 2]], before[[0, 2]])
+    if begin == end:
+        assert torch.equal(states, before)
+        return
+    want, after = wanted({k: v[begin:end] for k, v in given.items()}, before, [1], [0, end - begin])
+    off, state_off = limits(F32, cuda, len(y))
+    assert error(y[begin:end], want) <= off
+    assert error(states[1], after[1]) <= state_off
+
+
 @pytest.mark.acceptance(9)
 @pytest.mark.parametrize(("removal", "sizes"), [(0.0, (1e-4, 2e-2, 2e-1)), (0.5, (5e-6, 4e-3, 3e-2))])
 def test_error_of_a_state_in_each_dtype_over_8192_steps(

@@ -43,24 +43,34 @@ inline bool can_chain(const void* kernel) {
          cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
+// In clusters of `cluster` blocks along x: more than 1 only where `can_chain` holds.
 template <class... Parameters>
-void launch_chained(const char* op, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                    size_t shared_bytes, std::type_identity_t<Parameters>... arguments) {
+void launch_chained_clusters(const char* op, cudaStream_t stream, unsigned cluster, void (*kernel)(Parameters...),
+                             dim3 grid, dim3 block, size_t shared_bytes,
+                             std::type_identity_t<Parameters>... arguments) {
   const void* const function = reinterpret_cast<const void*>(kernel);
   // Two kernels share a multiprocessor only where they divide its memory into cache and shared memory alike.
   const auto attribute = cudaFuncAttributePreferredSharedMemoryCarveout;
   check_cuda(op, cudaFuncSetAttribute(function, attribute, cudaSharedmemCarveoutMaxShared));
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster, attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = can_chain(function) ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : can_chain(function) ? 1 : 0;
   check_cuda(op, cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+template <class... Parameters>
+void launch_chained(const char* op, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                    size_t shared_bytes, std::type_identity_t<Parameters>... arguments) {
+  launch_chained_clusters(op, stream, 1, kernel, grid, block, shared_bytes, arguments...);
 }
 
 }  // namespace cog_rwkv

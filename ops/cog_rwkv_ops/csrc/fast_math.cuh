@@ -15,4 +15,6 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
   return y;
 }
 
+__device__ __forceinline__ float sigmoid_fast(float x) { return reciprocal_fast(1.0f + exp2_fast(-1.44269504f * x)); }
+
 }  // namespace cog_rwkv

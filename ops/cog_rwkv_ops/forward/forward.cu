@@ -1,6 +1,7 @@
 // forward_: the kernels of a step of the whole model, one after the other, without a word from the host in between.
 #include "forward.h"
 
+#include "../csrc/aligned.cuh"
 #include "../csrc/model_weights.h"
 #include "../csrc/products.cuh"
 #include "calls.cuh"
@@ -33,7 +34,8 @@ struct Flow {
   Tensor hidden;     // W, what low-rank projections have in the middle: [n, rank] each, one after the other
   Tensor v_first, gated, keys, out;  // W [n, c], [n, c], [n, ffn], [n, c]
   Tensor partial;                    // float32 [slices, n, c]
-  std::optional<Tensor> prepared;    // W [5, n, c], where sequences are packed
+  std::optional<Tensor> prepared;    // W [4, n, c], where sequences are packed
+  std::optional<Tensor> left;        // float32 [2, batch, c], there: of time mix and channel mix
 
   Flow(const Tensor& like, ScalarType type, bool packed, int64_t batch, int64_t n, int64_t c, int64_t ranks,
        int64_t ffn) {
@@ -46,7 +48,7 @@ struct Flow {
     x[0] = floats({n, c}), x[1] = floats({n, c});
     mixed = halves({6, n, c}), projected = halves({kProjections, n, c}), hidden = halves({n * ranks});
     v_first = halves({n, c}), gated = halves({std::max(n, batch), c}), keys = halves({n, ffn}), out = halves({n, c});
-    if (packed) prepared = halves({5, n, c});
+    if (packed) prepared = halves({4, n, c}), left = floats({2, batch, c});
     partial = floats({n <= kSparseTokens ? kMaxSlices : n <= kSliceTokens ? kSlices : 0, n, c});
   }
 };
@@ -77,6 +79,8 @@ class Forward {
         x_(data<float>(x)),
         gated_(first_rows(flow.gated, x.size(0))) {
     check_cuda(kOp, cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, x.get_device_index()));
+    device_ = {multiprocessors_, can_chain(reinterpret_cast<const void*>(norm_shift_kernel<W, 1>)) &&
+                                     device_attribute(kOp, cudaDevAttrClusterLaunch) != 0};
   }
 
   void run(bool last_only, const Tensor& logits) {
@@ -86,9 +90,8 @@ class Forward {
     }
     NormShift<W> end = norm(model_.norm_weight, model_.norm_bias);
     const int64_t count = logits.size(0);
-    if (!last_only) end.cu_seqlens = nullptr;
     end.out = mutable_data<W>(f_.gated);
-    norm_rows(kOp, stream_, end, count, multiprocessors_);
+    norm_rows(kOp, stream_, end, count, last_only && cu_seqlens_.has_value(), device_);
     const Product head{end.out, data<W>(model_.head), nullptr, mutable_data<float>(logits), logits.size(1),
                        t_.c,    Epilogue::none,       true};
     products(kOp, stream_, type_, &head, 1, count);
@@ -136,7 +139,10 @@ class Forward {
     p.x = x_, p.delta = delta_;
     p.weight = data<float>(weight), p.bias = data<float>(bias);
     p.rows = t_.rows, p.cu_seqlens = t_.cu_seqlens;
-    p.n = t_.n, p.c = t_.c, p.batch = t_.batch, p.pool_rows = t_.pool_rows;
+    p.size = t_.n * t_.c;
+    p.n = static_cast<uint32_t>(t_.n), p.c = static_cast<uint32_t>(t_.c);
+    p.batch = t_.batch, p.pool_rows = t_.pool_rows, p.stride = t_.c;
+    p.before = left_;
     p.eps = kNormEps, p.out_scale = 1.0f, p.inverse_c = 1.0f / static_cast<float>(t_.c);
     return p;
   }
@@ -145,18 +151,19 @@ class Forward {
   void shift(int64_t layer, int64_t half, const Tensor& weight, const Tensor& bias, const Tensor& mix, float scale) {
     NormShift<W> p = norm(weight, bias);
     p.mix = data<float>(mix), p.mixes = mix.size(0);
-    p.shift = mutable_data<float>(shift_) + (2 * layer + half) * t_.pool_rows * t_.c, p.stride = t_.c;
+    p.shift = mutable_data<float>(shift_) + (2 * layer + half) * t_.pool_rows * t_.c;
+    if (f_.left) p.left = mutable_data<float>(*f_.left) + half * t_.batch * t_.c;
     p.out = mutable_data<W>(f_.mixed), p.out_scale = scale;
     if (delta_.slices > 0) p.x_out = mutable_data<float>(f_.x[half]);
-    norm_shift(kOp, stream_, p, multiprocessors_);
+    left_ = norm_shift(kOp, stream_, p, device_);
     if (p.x_out != nullptr) x_ = p.x_out;
   }
 
   void project(const TimeMixWeights& w, bool first) {
     Product jobs[kMaxProducts];
     int count = 0;
-    const auto add = [&](const W* x, const Tensor& weight, W* out, Epilogue f) {
-      jobs[count++] = {x, data<W>(weight), nullptr, out, weight.size(0), weight.size(1), f, false};
+    const auto add = [&](const W* x, const Tensor& weight, W* out, Epilogue f, const float* bias = nullptr) {
+      jobs[count++] = {x, data<W>(weight), bias, out, weight.size(0), weight.size(1), f, false};
       return out + t_.n * weight.size(0);
     };
     add(mixed(kMixR), w.receptance, projected(kRecept), Epilogue::none);
@@ -177,7 +184,9 @@ class Forward {
     constexpr Projection outs[kRankJobs] = {kGate, kDecay, kRate, kValueMix};
     for (count = 0; count < ranks_.count; count++) {
       const auto& job = ranks_.jobs[count];
-      jobs[count] = {job.hidden, job.weight, nullptr, projected(outs[count]), t_.c, job.rank, Epilogue::none, false};
+      // step_heads adds the bias of the decay itself.
+      const float* bias = count == kDecayRank && cu_seqlens_ ? data<float>(w.w0) : nullptr;
+      jobs[count] = {job.hidden, job.weight, bias, projected(outs[count]), t_.c, job.rank, Epilogue::none, false};
     }
     products(kOp, stream_, type_, jobs, count, t_.n);
   }
@@ -228,11 +237,9 @@ class Forward {
     const Prepare<W> p{.k = projected(kKey),
                        .v = projected(kValue),
                        .a = projected(kRate),
-                       .w = projected(kDecay),
                        .v_mix = first ? nullptr : projected(kValueMix),
                        .v_first = mutable_data<W>(f_.v_first),
                        .a0 = data<float>(w.a0),
-                       .w0 = data<float>(w.w0),
                        .v0 = first ? nullptr : data<float>(w.v0),
                        .k_k = data<float>(w.k_k),
                        .k_a = data<float>(w.k_a),
@@ -240,13 +247,12 @@ class Forward {
                        .v_out = made + size,
                        .minus_kk = made + 2 * size,
                        .kk_a = made + 3 * size,
-                       .w_out = made + 4 * size,
-                       .count = t_.n * (t_.c / kHead),
+                       .tokens = t_.n,
                        .heads = t_.c / kHead};
-    prepare(kOp, stream_, p);
+    prepare(kOp, stream_, p, multiprocessors_);
     const auto part = [&](const Tensor& t, int i) { return torch::stable::select(t, 0, i); };
     const Tensor r = part(f_.projected, kRecept), k = part(*f_.prepared, 0), v = part(*f_.prepared, 1);
-    const auto [y] = call<1>("cog_rwkv::wkv7_", "", r, part(*f_.prepared, 4), k, v, part(*f_.prepared, 2),
+    const auto [y] = call<1>("cog_rwkv::wkv7_", "", r, part(f_.projected, kDecay), k, v, part(*f_.prepared, 2),
                              part(*f_.prepared, 3), torch::stable::select(wkv_, 0, layer), rows_, *cu_seqlens_);
     const auto [out] = call<1>("cog_rwkv::time_mix_output", "", y, r, k, v, part(f_.projected, kGate), w.r_k,
                                w.group_weight, w.group_bias, static_cast<double>(kGroupNormEps));
@@ -264,9 +270,11 @@ class Forward {
   const Tokens t_;
   const ScalarType type_;
   int multiprocessors_ = 1;
+  NormDevice device_{};
   RankList<W> ranks_{};  // the second halves of the layer's low-rank projections
   const float* x_;       // the residual stream
   Delta delta_;          // and what is still to be added to it
+  LeftRows left_;        // rows of shift state that the next norm puts in place
   Tensor gated_;         // what the output projection reads
 };
 
@@ -304,9 +312,8 @@ Flow make_flow(const ModelWeights& model, const Tensor& x, bool packed, int64_t 
 Tensor forward_cuda(const Tensor& x, const std::vector<Tensor>& weights, const Tensor& shift, const Tensor& wkv,
                     const Tensor& rows, const std::optional<Tensor>& cu_seqlens, bool last_only) {
   check_forward(x, shift, wkv, rows, cu_seqlens);
-  if (x.size(1) > 4 * kNormThreads * kMostVectors) {
-    fail(kOp,
-         "x has shape " + shape_text(x) + "; C must be at most " + std::to_string(4 * kNormThreads * kMostVectors));
+  if (x.size(1) > kMostChannels) {
+    fail(kOp, "x has shape " + shape_text(x) + "; C must be at most " + std::to_string(kMostChannels));
   }
   if (!aligned16(x.const_data_ptr(), shift.const_data_ptr(), wkv.const_data_ptr())) {
     fail(kOp, "x, shift and wkv must begin on boundaries of 16 bytes");

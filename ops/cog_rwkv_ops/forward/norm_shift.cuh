@@ -1,345 +1,304 @@
 // The residual sum, the layer norm, the token shift and its mixes, in one kernel: what stands between two matrix
-// products of RWKV-7. W is the dtype of the activations, float16 or bfloat16; the residual stream is float32.
+// products of RWKV-7.
 #pragma once
 
-#include "../csrc/chain.cuh"
 #include "../csrc/packed.cuh"
-#include "../csrc/reduce.cuh"
+#include "rows.cuh"
 
 namespace cog_rwkv {
 
-constexpr int kNormThreads = 512;  // at most
-constexpr int kMostVectors = 4;    // fours of channels a thread: rows of up to 8192
+constexpr int kNormThreads = 256, kAloneThreads = 1024;  // at most: with V = 1, and with V = 2
 constexpr int kMostMixes = 6;
+constexpr int64_t kMostChannels = 8 * kAloneThreads;
 
-// What a product left for the residual stream: `slices` partial sums of [n, c], added in order and multiplied by
-// `scale`. Float32, or W where `rounded`, which has one slice. No slices: there is nothing to add.
-struct Delta {
-  const void* values = nullptr;
-  int slices = 0;
-  bool rounded = false;
-  float scale = 1.0f;
+// Rows of shift state that a kernel left in `from` [batch, c] for the next of its kind to put in `to`: those of
+// sequences that end in another run of tokens than they begin in. `each`: tokens of a run. Null: there are none.
+struct LeftRows {
+  float *from = nullptr, *to = nullptr;  // rows `stride` of NormShift apart in `to`
+  uint32_t each = 1;
 };
 
 template <class W>
-struct NormShift {
-  const float* x;  // [n, c]
-  Delta delta;
+struct NormShift : ResidualRows {
   float* x_out;                      // [n, c], another tensor than x; or null
   const float *weight, *bias, *mix;  // [c], [c], [mixes, c]
   float* shift;                      // [pool_rows, c], rows `stride` apart
   const int64_t *rows, *cu_seqlens;  // [batch], [batch + 1]; cu_seqlens null: a token each
   W* out;                            // [mixes, n, c]
-  int64_t n, c, mixes, stride, batch, pool_rows;
-  int64_t each;  // tokens a block walks through
-  int parts;     // blocks that share a token, each with some of its channels; 1 where a block has several tokens
-  float eps, out_scale, inverse_c;  // 1 / c
+  float* left;                       // [batch, c], for the next kernel to put in `shift`; null without cu_seqlens
+  LeftRows before;                   // of the kernel before this one
+  int64_t mixes, stride, batch, pool_rows;
+  uint32_t each;  // tokens that a cluster walks through
+  float out_scale;
 };
 
-__device__ __forceinline__ float4 operator+(float4 a, float4 b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-__device__ __forceinline__ float4 operator*(float4 a, float f) {
-  return make_float4(a.x * f, a.y * f, a.z * f, a.w * f);
-}
-
-// f of four pairs.
-template <class F>
-__device__ __forceinline__ float4 each4(float4 a, float4 b, F f) {
-  return make_float4(f(a.x, b.x), f(a.y, b.y), f(a.z, b.z), f(a.w, b.w));
-}
-
-__device__ __forceinline__ float4 float4_of(const float* p) { return *reinterpret_cast<const float4*>(p); }
-
-template <class W>
-__device__ __forceinline__ float4 float4_of(const W* p) {
-  const Vector<W, 4> v = load_vector<W, 4>(p);
-  return make_float4(v.values[0], v.values[1], v.values[2], v.values[3]);
-}
-
-template <class W>
-__device__ __forceinline__ void store_rounded(W* p, float4 v) {
-  store_vector<W, 4>(p, {{static_cast<W>(v.x), static_cast<W>(v.y), static_cast<W>(v.z), static_cast<W>(v.w)}});
-}
-
-// Channels c to c + 3 of token t: the residual stream with what is to be added.
-// `ahead`: partial sums that are on their way at once.
-template <int ahead, class W>
-__device__ __forceinline__ float4 residual(const NormShift<W>& p, int64_t t, uint32_t c) {
-  const int64_t at = t * p.c + c;
-  const float4 x = float4_of(p.x + at);
-  if (p.delta.slices == 0) return x;
-  if (p.delta.rounded) return x + float4_of(static_cast<const W*>(p.delta.values) + at) * p.delta.scale;
-  const float* slice = static_cast<const float*>(p.delta.values) + at;
-  float4 sum = float4_of(slice);
-  for (int s = 1; s < p.delta.slices; s += ahead) {
-    float4 parts[ahead];
-#pragma unroll
-    for (int i = 0; i < ahead; i++) {
-      if (s + i < p.delta.slices) parts[i] = float4_of(slice + (s + i) * p.n * p.c);
-    }
-#pragma unroll
-    for (int i = 0; i < ahead; i++) {
-      if (s + i < p.delta.slices) sum = sum + parts[i];
-    }
-  }
-  return x + sum * p.delta.scale;
-}
-
-// The channels of a token in fours, in the order in which a block goes through them: from its own share around to it
-// again. Thread `threadIdx.x` has those at threadIdx.x + j * blockDim.x, and computes the results of those in the
-// share.
-struct Channels {
-  uint32_t fours, first, count;
-
-  __device__ Channels(int64_t c, int parts) : fours(static_cast<uint32_t>(c / 4)), first(0), count(fours) {
-    const uint32_t each = (fours + parts - 1) / parts;
-    first = min(blockIdx.y * each, fours), count = min(each, fours - first);
-  }
-  __device__ __forceinline__ bool exists(int j) const { return place(j) < fours; }
-  __device__ __forceinline__ bool mine(int j) const { return place(j) < count; }
-  __device__ __forceinline__ uint32_t channel(int j) const {
-    const uint32_t at = first + place(j);
-    return 4 * (at < fours ? at : at - fours);
-  }
-
- private:
-  __device__ __forceinline__ uint32_t place(int j) const { return threadIdx.x + j * blockDim.x; }
-};
-
-// The weights of four channels.
-template <class W>
+// The weights of four channels, of which the mixes are kept or read when they are wanted.
+template <class W, bool kept>
 struct ChannelWeights {
-  float4 weight, bias, mix[kMostMixes];
+  float4 weight, bias, mixes[kept ? kMostMixes : 1];
 
   __device__ __forceinline__ void load(const NormShift<W>& p, uint32_t c) {
     weight = float4_of(p.weight + c), bias = float4_of(p.bias + c);
+    if constexpr (kept) {
 #pragma unroll
-    for (int m = 0; m < kMostMixes; m++) {
-      if (m < p.mixes) mix[m] = float4_of(p.mix + m * p.c + c);
+      for (int m = 0; m < kMostMixes; m++) {
+        if (m < p.mixes) mixes[m] = float4_of(p.mix + m * p.c + c);
+      }
     }
   }
-  // Into L2: memory is busy with the product before this kernel, not with these.
-  __device__ __forceinline__ static void prefetch(const NormShift<W>& p, uint32_t c) {
-    if (c % 32 != 0) return;  // a line of 128 bytes
-    prefetch_l2(p.weight + c), prefetch_l2(p.bias + c);
-    for (int m = 0; m < p.mixes; m++) prefetch_l2(p.mix + m * p.c + c);
+  __device__ __forceinline__ float4 mix(const NormShift<W>& p, uint32_t c, int m) const {
+    if constexpr (kept) return mixes[m];
+    return float4_of(p.mix + m * p.c + c);
+  }
+  __device__ __forceinline__ float4 scaled(float4 x, RowScale row) const {
+    return each4(x, weight, [&](float value, float f) { return (value - row.mean) * row.scale * f; }) + bias;
   }
 };
 
-// The residual stream of token t, and the inverse of its standard deviation; `y` is without its mean.
-template <class W, int V>
-__device__ float normalize(const NormShift<W>& p, const Channels& channels, int64_t t, float4 (&x)[V], float4 (&y)[V],
-                           float* shared) {
-  float total = 0.0f, squares = 0.0f;
-#pragma unroll
-  for (int j = 0; j < V; j++) {
-    if (!channels.exists(j)) continue;
-    x[j] = residual<8 / V>(p, t, channels.channel(j));
-    total += (x[j].x + x[j].y) + (x[j].z + x[j].w);
-  }
-  const float mean = reduce_block(total, Add{}, shared) * p.inverse_c;
-#pragma unroll
-  for (int j = 0; j < V; j++) {
-    if (!channels.exists(j)) continue;
-    y[j] = make_float4(x[j].x - mean, x[j].y - mean, x[j].z - mean, x[j].w - mean);
-    squares += (y[j].x * y[j].x + y[j].y * y[j].y) + (y[j].z * y[j].z + y[j].w * y[j].w);
-  }
-  const float variance = reduce_block(squares, Add{}, shared) * p.inverse_c;
-  return rsqrtf(variance + p.eps);
-}
+// The sequence that a token is in: number `index`, tokens begin to end. Its row of the pool, or why there is none.
+struct TokenSequence {
+  uint32_t index, begin, end;
+  int row;
+
+  static constexpr int kPadding = -1;  // of a batch: its activations are zero, and it has no state
+  static constexpr int kNowhere = -2;
+  __device__ bool row_ok() const { return row >= 0; }
+};
 
 template <class W>
-__device__ __forceinline__ float4 scaled(float4 y, float scale, const ChannelWeights<W>& w) {
-  return each4(y, w.weight, [&](float d, float f) { return d * scale * f; }) + w.bias;
+__device__ __forceinline__ int row_of(const NormShift<W>& p, int64_t row) {
+  if (row >= 0 && row < p.pool_rows) return static_cast<int>(row);
+  return row == -1 ? TokenSequence::kPadding : TokenSequence::kNowhere;
 }
 
-// The sequence that token t is in; not row_ok where there is none.
+// Of token t; it ends with t where there is none.
 template <class W>
-__device__ __forceinline__ Sequence sequence_at_token(const NormShift<W>& p, int64_t t) {
-  if (p.cu_seqlens == nullptr) {
-    const int64_t row = p.rows[t];
-    return {t, t + 1, row, row >= 0 && row < p.pool_rows};
-  }
+__device__ __forceinline__ TokenSequence sequence_at_token(const NormShift<W>& p, uint32_t t) {
+  if (p.cu_seqlens == nullptr) return {t, t, t + 1, row_of(p, p.rows[t])};
+  const TokenSequence none{0, t, t + 1, TokenSequence::kNowhere};
   const int64_t i = sequence_of(p.cu_seqlens, p.batch, t);
-  Sequence s{0, 0, 0, false};
-  if (i >= 0) s = sequence_at(p.rows, p.cu_seqlens, i, p.n, p.pool_rows);
-  s.row_ok = s.row_ok && s.begin <= t && t < s.end;
-  return s;
+  if (i < 0) return none;
+  const Sequence s = sequence_at(p.rows, p.cu_seqlens, i, p.n, p.pool_rows);
+  if (s.begin > t || t >= s.end) return none;
+  return {static_cast<uint32_t>(i), static_cast<uint32_t>(s.begin), static_cast<uint32_t>(s.end), row_of(p, s.row)};
 }
 
 // A token's mixes, times `out_scale`, from its normalised row and that of the token before it.
-template <class W>
-__device__ __forceinline__ void mix_channels(const NormShift<W>& p, const ChannelWeights<W>& w, int64_t t, uint32_t c,
-                                             float4 now, float4 before) {
+template <class W, bool kept>
+__device__ __forceinline__ void mix_channels(const NormShift<W>& p, const ChannelWeights<W, kept>& w, uint32_t t,
+                                             uint32_t c, float4 now, float4 before) {
   const float4 back = each4(before, now, [](float b, float n) { return b - n; });
+  W* out = p.out + size_t{t} * p.c + c;
 #pragma unroll
   for (int m = 0; m < kMostMixes; m++) {
     if (m >= p.mixes) break;
-    const float4 mixed = now + each4(back, w.mix[m], [](float d, float f) { return d * f; });
-    store_rounded(p.out + (m * p.n + t) * p.c + c, mixed * p.out_scale);
+    const float4 mixed = now + each4(back, w.mix(p, c, m), [](float d, float f) { return d * f; });
+    store_rounded(out, mixed * p.out_scale);
+    out += p.size;
   }
 }
 
-// Row -1 is padding of a batch: its activations are zero, and it has no state.
-__device__ __forceinline__ bool is_padding(const Sequence& s) { return s.row == -1; }
+// Whether a sequence ends in another run of `each` tokens than it begins in.
+__device__ __forceinline__ bool crosses(const Sequence& s, uint32_t each) {
+  return static_cast<uint32_t>(s.begin) / each != static_cast<uint32_t>(s.end - 1) / each;
+}
 
-// A block a run of tokens, or a part of the channels of one. The state's row of a sequence is read by who has its
-// first token and written by who has its last, and these may be two blocks: where a sequence goes on beyond a block's
-// tokens, `last_kernel` writes the row, once all have been read.
-//
-// The first state is read before the wait, and so are a thread's weights where they are few enough to be kept.
-template <class W, int V>
-__global__ void __launch_bounds__(kNormThreads) norm_shift_kernel(const NormShift<W> p) {
-  __shared__ float shared[32];
-  const Channels channels(p.c, p.parts);
-  const int64_t first = blockIdx.x * p.each, end = min(first + p.each, p.n);
-  Sequence s = sequence_at_token(p, first);
-  constexpr bool kept = V <= 2;
-  ChannelWeights<W> weights[kept ? V : 1];
-  float4 x[V], now[V], before[V];
-#pragma unroll
-  for (int j = 0; j < V; j++) {
-    if (!channels.mine(j)) continue;
-    const uint32_t c = channels.channel(j);
-    if (s.row_ok) before[j] = float4_of(p.shift + s.row * p.stride + c);
-    if constexpr (kept) {
-      weights[j].load(p, c);
-    } else {
-      ChannelWeights<W>::prefetch(p, c);
+template <class W>
+__device__ __forceinline__ void put_left_rows(const NormShift<W>& p) {
+  if (p.before.from == nullptr) return;
+  for (int64_t i = blockIdx.x; i < p.batch; i += gridDim.x) {
+    const Sequence s = sequence_at(p.rows, p.cu_seqlens, i, p.n, p.pool_rows);
+    if (!s.row_ok || s.begin == s.end || !crosses(s, p.before.each)) continue;
+#pragma unroll 1
+    for (uint32_t c = threadIdx.x * 4; c < p.c; c += blockDim.x * 4) {
+      *reinterpret_cast<float4*>(p.before.to + s.row * p.stride + c) = float4_of(p.before.from + i * p.c + c);
     }
+  }
+}
+
+// A cluster a run of tokens. The state's row of a sequence is read by who has its first token and made by who has its
+// last, and these may be two: where a sequence goes on beyond a run, the next kernel puts the row in place, once all
+// have been read.
+//
+// Before the wait it reads the weights, the first state and, where something is to be added to it, the residual stream:
+// the kernel that wrote that is not the one just before.
+template <class W, int V>
+__global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads, V == 1 ? 4 : 1)
+    norm_shift_kernel(const NormShift<W> p) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ GroupSums sums;
+  begin_sums<V>(p, sums);
+  const Channels<V> channels(p);
+  const RowReader<W, V> reader{p, channels, memory};
+  const uint32_t first = blockIdx.x / p.parts * p.each, end = min(first + p.each, p.n);
+  TokenSequence s = sequence_at_token(p, first);
+  // A run in the middle of a sequence begins with the token before it, which is another cluster's to write.
+  const uint32_t start = s.row_ok() && s.begin < first ? first - 1 : first;
+  constexpr bool kept = V == 1;
+  ChannelWeights<W, kept> weights;
+  float4 before[V];
+  if constexpr (kept) {
+    if (channels.exists(0)) weights.load(p, channels.channel(0));
+  }
+  const auto load_state = [&] {
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+      if (channels.exists(j)) before[j] = float4_of(p.shift + s.row * p.stride + channels.channel(j));
+    }
+  };
+  if (s.row_ok() && s.begin == first) load_state();
+  const bool early = p.delta.slices > 0;
+#pragma unroll 1
+  for (int turn = 0; turn < 2; turn++) {
+    if (early && start + turn < end) reader.begin_x(start + turn, turn);
   }
   wait_for_previous();
   let_next_begin();
-  // A run in the middle of a sequence begins with the token before it, which is another block's to write.
-  for (int64_t t = s.row_ok && s.begin < first ? first - 1 : first; t < end; t++) {
-    if (t > first && t >= s.end) s = sequence_at_token(p, t);
-    const float scale = normalize(p, channels, t, x, now, shared);
+#pragma unroll 1
+  for (int turn = 0; turn < 2; turn++) {
+    if (start + turn < end) {
+      if (!early) reader.begin_x(start + turn, turn);
+      reader.begin_delta(start + turn, turn);
+    }
+    end_group();
+  }
+  for (uint32_t t = start; t < end; t++) {
+    const uint32_t round = t - start, turn = round % 2;
+    if (t > first && t >= s.end) {
+      s = sequence_at_token(p, t);
+      if (s.row_ok() && t == s.begin) load_state();
+    }
+    float4 x[V];
+    wait_for_groups<1>();
+    reader.take(t, turn, x);
+    if (t + 2 < end) reader.begin_x(t + 2, turn), reader.begin_delta(t + 2, turn);
+    end_group();
+    const RowScale row = scale_of_row(p, channels, x, sums, round);
 #pragma unroll
     for (int j = 0; j < V; j++) {
-      if (!channels.mine(j)) continue;
+      if (!channels.exists(j)) continue;
       const uint32_t c = channels.channel(j);
-      ChannelWeights<W>& w = weights[kept ? j : 0];
-      if constexpr (!kept) w.load(p, c);
-      float4 y = scaled(now[j], scale, w);
+      if constexpr (!kept) weights.load(p, c);
+      float4 y = weights.scaled(x[j], row);
       if (t >= first) {
-        float* state = p.shift + s.row * p.stride + c;
-        if (!s.row_ok) {
+        if (!s.row_ok()) {
           before[j] = make_float4(nanf(""), nanf(""), nanf(""), nanf(""));
-          if (is_padding(s)) y = before[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        } else if (t == s.begin && t > first) {
-          before[j] = float4_of(state);
+          if (s.row == TokenSequence::kPadding) y = before[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
-        if (p.x_out != nullptr) *reinterpret_cast<float4*>(p.x_out + t * p.c + c) = x[j];
-        mix_channels(p, w, t, c, y, before[j]);
-        if (s.row_ok && t == s.end - 1 && s.begin >= first) *reinterpret_cast<float4*>(state) = y;
+        if (p.x_out != nullptr) *reinterpret_cast<float4*>(p.x_out + size_t{t} * p.c + c) = x[j];
+        mix_channels(p, weights, t, c, y, before[j]);
+        if (s.row_ok() && t == s.end - 1) {
+          float* to = s.begin >= first ? p.shift + s.row * p.stride : p.left + size_t{s.index} * p.c;
+          *reinterpret_cast<float4*>(to + c) = y;
+        }
       }
       before[j] = y;
     }
   }
-}
-
-// The last normalised token of each sequence that began in another block than it ends in: a block a sequence.
-template <class W, int V>
-__global__ void __launch_bounds__(kNormThreads) last_kernel(const NormShift<W> p) {
-  __shared__ float shared[32];
-  wait_for_previous();
-  let_next_begin();
-  const Sequence s = sequence_at(p.rows, p.cu_seqlens, blockIdx.x, p.n, p.pool_rows);
-  if (!s.row_ok || s.begin == s.end || s.begin / p.each == (s.end - 1) / p.each) return;
-  const Channels channels(p.c, 1);
-  ChannelWeights<W> weights;
-  float4 x[V], now[V];
-  const float scale = normalize(p, channels, s.end - 1, x, now, shared);
-#pragma unroll
-  for (int j = 0; j < V; j++) {
-    if (!channels.mine(j)) continue;
-    const uint32_t c = channels.channel(j);
-    weights.load(p, c);
-    *reinterpret_cast<float4*>(p.shift + s.row * p.stride + c) = scaled(now[j], scale, weights);
-  }
+  put_left_rows(p);
 }
 
 // The layer norm of some tokens alone: `out` is [count, c]. Without `cu_seqlens` it is all tokens, else the last of
 // each sequence; NaN where there is none. There are no mixes.
 template <class W, int V>
-__global__ void __launch_bounds__(kNormThreads) norm_kernel(const NormShift<W> p) {
-  __shared__ float shared[32];
-  const Channels channels(p.c, p.parts);
-#pragma unroll
-  for (int j = 0; j < V; j++) {
-    if (channels.mine(j)) ChannelWeights<W>::prefetch(p, channels.channel(j));
-  }
+__global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads) norm_kernel(const NormShift<W> p, bool last) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ GroupSums sums;
+  begin_sums<V>(p, sums);
+  const Channels<V> channels(p);
+  const RowReader<W, V> reader{p, channels, memory};
+  const uint32_t i = blockIdx.x / p.parts;
+  uint32_t t = i;
+  bool ok = true;
   wait_for_previous();
   let_next_begin();
-  int64_t t = blockIdx.x;
-  bool ok = true;
-  if (p.cu_seqlens != nullptr) {
-    const Sequence s = sequence_at(p.rows, p.cu_seqlens, t, p.n, p.pool_rows);
+  if (last) {
+    const Sequence s = sequence_at(p.rows, p.cu_seqlens, i, p.n, p.pool_rows);
     ok = s.begin < s.end;
-    t = ok ? s.end - 1 : 0;
+    t = ok ? static_cast<uint32_t>(s.end - 1) : 0;
   }
-  ChannelWeights<W> weights;
-  float4 x[V], now[V];
-  const float scale = normalize(p, channels, t, x, now, shared);
+  float4 x[V];
+  reader.begin_x(t, 0), reader.begin_delta(t, 0);
+  end_group();
+  ChannelWeights<W, V == 1> weights;
+  if constexpr (V == 1) {
+    if (channels.exists(0)) weights.load(p, channels.channel(0));
+  }
+  wait_for_groups<0>();
+  reader.take(t, 0, x);
+  const RowScale row = scale_of_row(p, channels, x, sums, 0);
 #pragma unroll
   for (int j = 0; j < V; j++) {
-    if (!channels.mine(j)) continue;
+    if (!channels.exists(j)) continue;
     const uint32_t c = channels.channel(j);
-    weights.load(p, c);
-    const float4 y = scaled(now[j], scale, weights), nothing = make_float4(nanf(""), nanf(""), nanf(""), nanf(""));
-    store_rounded(p.out + blockIdx.x * p.c + c, ok ? y : nothing);
+    if constexpr (V != 1) weights.load(p, c);
+    const float4 y = weights.scaled(x[j], row), nothing = make_float4(nanf(""), nanf(""), nanf(""), nanf(""));
+    store_rounded(p.out + size_t{i} * p.c + c, ok ? y : nothing);
   }
+  put_left_rows(p);
 }
 
+// The GPU that kernels are cut for.
+struct NormDevice {
+  int multiprocessors;
+  bool clusters;  // rows may be shared
+};
+
+// How a launch is cut.
+struct NormCut {
+  uint32_t parts;  // blocks that share a row, a power of two
+  unsigned threads;
+  uint32_t each;  // tokens a cluster walks through, so that it loads the weights once
+  size_t bytes;   // of shared memory, for the rows of two tokens
+};
+
+// Tokens that follow each other: those of a run begin with the one before them again.
+inline NormCut cut_rows(const ResidualRows& p, int64_t tokens, NormDevice device, bool walks, bool follow) {
+  const int64_t groups = (int64_t{p.c} + kGroup - 1) / kGroup, multiprocessors = device.multiprocessors;
+  if (!device.clusters) {
+    const auto threads = static_cast<unsigned>((groups + 1) / 2 * 32);
+    const int64_t at_once = multiprocessors * std::max<int64_t>(kAloneThreads / threads, 1);
+    return {1, threads, static_cast<uint32_t>(walks ? (tokens + at_once - 1) / at_once : 1), 0};
+  }
+  constexpr int64_t warps = kNormThreads / 32;
+  int64_t parts = 1;
+  while (groups > parts * warps) parts *= 2;
+  while (parts < std::min<int64_t>(groups, kMostInCluster) && 2 * parts * tokens <= 2 * multiprocessors) parts *= 2;
+  const int64_t own = (groups + parts - 1) / parts;
+  const size_t stage = own * 32 * 16 * (1 + p.delta.slices);
+  constexpr size_t room = 216 << 10;  // of a multiprocessor's shared memory
+  const int64_t blocks = std::clamp<int64_t>(room / (2 * stage), 1, 4 * warps / own);
+  const int64_t at_once = std::max<int64_t>(multiprocessors * blocks / parts, 1);
+  const auto each = static_cast<uint32_t>(walks ? (tokens + at_once - 1) / at_once : 1);
+  return {static_cast<uint32_t>(parts), static_cast<unsigned>(own * 32), each, stage * (each > 1 || follow ? 2 : 1)};
+}
+
+template <class W, class... Arguments>
+void launch_rows(const char* op, cudaStream_t stream, const NormCut& cut, int64_t runs,
+                 void (*kernel)(NormShift<W>, Arguments...), const NormShift<W>& p, Arguments... arguments) {
+  const auto bytes = static_cast<int>(cut.bytes);
+  check_cuda(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  const dim3 grid(static_cast<unsigned>(runs * cut.parts));
+  launch_chained_clusters(op, stream, cut.parts, kernel, grid, dim3(cut.threads), cut.bytes, p, arguments...);
+}
+
+// Returns what it left for the next one.
 template <class W>
-using NormKernel = void (*)(const NormShift<W>);
-
-// The fours of channels that a thread has in rows of c channels: 1, 2 or 4.
-inline int vectors_for(int64_t c) { return c <= 4 * kNormThreads ? 1 : c <= 8 * kNormThreads ? 2 : kMostVectors; }
-
-// The instance for it: `pick` is called with a std::integral_constant.
-template <class F>
-auto for_width(int64_t c, F pick) {
-  const int vectors = vectors_for(c);
-  if (vectors == 1) return pick(std::integral_constant<int, 1>{});
-  if (vectors == 2) return pick(std::integral_constant<int, 2>{});
-  return pick(std::integral_constant<int, kMostVectors>{});
-}
-
-inline dim3 threads_for(int64_t c) {
-  const int64_t warp = 32 * 4 * vectors_for(c);
-  return dim3(static_cast<unsigned>((c + warp - 1) / warp * 32));
-}
-
-// How a launch is cut: several blocks a token where tokens are few; where they are many a block takes several, so that
-// it loads the weights once, and where they follow each other computes the token before its first one again for few.
-template <class W>
-void cut(NormShift<W>& p, int64_t tokens, int multiprocessors, bool walks) {
-  const int64_t most = std::min<int64_t>((p.c + 255) / 256, 8);  // parts of at least 256 channels
-  p.parts = static_cast<int>(std::clamp<int64_t>(multiprocessors / tokens, 1, most));
-  const int64_t at_once = multiprocessors * std::max<int64_t>(kNormThreads / threads_for(p.c).x, 1);
-  p.each = walks && p.parts == 1 ? (tokens + at_once - 1) / at_once : 1;
-}
-
-template <class W>
-void norm_shift(const char* op, cudaStream_t stream, NormShift<W> p, int multiprocessors) {
-  cut(p, p.n, multiprocessors, true);
-  const dim3 grid(static_cast<unsigned>((p.n + p.each - 1) / p.each), static_cast<unsigned>(p.parts));
-  const auto kernel = for_width(p.c, [](auto v) -> NormKernel<W> { return norm_shift_kernel<W, v()>; });
-  launch_chained(op, stream, kernel, grid, threads_for(p.c), 0, p);
-  if (p.cu_seqlens == nullptr || p.batch == 0) return;
-  const auto last = for_width(p.c, [](auto v) -> NormKernel<W> { return last_kernel<W, v()>; });
-  launch_chained(op, stream, last, dim3(static_cast<unsigned>(p.batch)), threads_for(p.c), 0, p);
+LeftRows norm_shift(const char* op, cudaStream_t stream, NormShift<W> p, NormDevice device) {
+  const NormCut cut = cut_rows(p, p.n, device, true, p.cu_seqlens != nullptr);
+  p.parts = cut.parts, p.each = cut.each;
+  const auto kernel = device.clusters ? norm_shift_kernel<W, 1> : norm_shift_kernel<W, 2>;
+  launch_rows(op, stream, cut, (int64_t{p.n} + cut.each - 1) / cut.each, kernel, p);
+  return {p.left, p.shift, cut.each};
 }
 
 // `count` rows of layer norm, as norm_kernel says.
 template <class W>
-void norm_rows(const char* op, cudaStream_t stream, NormShift<W> p, int64_t count, int multiprocessors) {
-  cut(p, count, multiprocessors, false);
-  const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(p.parts));
-  const auto kernel = for_width(p.c, [](auto v) -> NormKernel<W> { return norm_kernel<W, v()>; });
-  launch_chained(op, stream, kernel, grid, threads_for(p.c), 0, p);
+void norm_rows(const char* op, cudaStream_t stream, NormShift<W> p, int64_t count, bool last, NormDevice device) {
+  const NormCut cut = cut_rows(p, count, device, false, false);
+  p.parts = cut.parts;
+  const auto kernel = device.clusters ? norm_kernel<W, 1> : norm_kernel<W, 2>;
+  launch_rows(op, stream, cut, count, kernel, p, last);
 }
 
 }  // namespace cog_rwkv

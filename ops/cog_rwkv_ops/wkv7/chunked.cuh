@@ -257,11 +257,17 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     wkv7_chunked_kernel(const Wkv7<T, void> p, ScalarType state_type, int shares, int producers) {
   extern __shared__ __align__(16) float slots[];
   __shared__ Barriers barriers;
+  wait_for_previous();
+  let_next_begin();
   const int64_t count = p.heads * shares, i = blockIdx.x / count;
   const int part = static_cast<int>(blockIdx.x % count);
   const int consumers = 4 / shares, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int values = static_cast<int>(kHead) / shares;
   const Share share{sequence_of_block(p, i), part / shares, part % shares * values, values};
+  if (p.alone && share.first == 0) {
+    fill_gaps(p, i, share.head, share.sequence.begin == share.sequence.end);
+    if (!share.sequence.row_ok) fill_nan(p, share.head, share.sequence.begin, share.sequence.end);
+  }
   if (!share.sequence.row_ok || !p.takes(share.sequence)) return;
   if (threadIdx.x == 0) {
     for (int j = 0; j < producers; j++) {

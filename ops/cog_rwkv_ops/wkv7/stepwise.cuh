@@ -42,28 +42,13 @@ __device__ __forceinline__ float load_input(const Wkv7<T, S>& p, int64_t token, 
   return i / kHead == kW ? expf(-0.60653065971263342f * sigmoid(x)) : x;  // e^-0.5
 }
 
-template <class T, class S>
-__device__ void fill_nan(const Wkv7<T, S>& p, int64_t head, int64_t begin, int64_t end) {
-  if (end <= begin) return;
-  for (int64_t j = threadIdx.x; j < (end - begin) * kHead; j += kThreads) {
-    p.y[((begin + j / kHead) * p.heads + head) * kHead + j % kHead] = static_cast<T>(nanf(""));
-  }
-}
-
-// NaN for the tokens that are in no sequence: before the first, after the last, and in one that sequence_at refused.
-template <class T, class S>
-__device__ void fill_gaps(const Wkv7<T, S>& p, int64_t i, int64_t head, bool empty) {
-  const int64_t begin = p.cu_seqlens[i], end = p.cu_seqlens[i + 1];
-  if (i == 0) fill_nan(p, head, 0, min(begin, p.tokens));
-  if (i == p.batch - 1) fill_nan(p, head, max(end, int64_t{0}), p.tokens);
-  if (empty) fill_nan(p, head, max(begin, int64_t{0}), min(end, p.tokens));
-}
-
 // A block a sequence and head: it walks the tokens with the state in registers. The inputs of the next token are
 // fetched while one is computed; two buffers in shared memory, so that one barrier a token is enough.
 template <class T, class S>
 __global__ void __launch_bounds__(kThreads) wkv7_kernel(const Wkv7<T, S> p) {
   __shared__ __align__(16) float buffers[2][kInputs];
+  wait_for_previous();
+  let_next_begin();
   const int64_t i = blockIdx.x / p.heads, head = blockIdx.x % p.heads;
   const Sequence s = sequence_of_block(p, i);
   if (p.rows != nullptr) fill_gaps(p, i, head, s.begin == s.end);

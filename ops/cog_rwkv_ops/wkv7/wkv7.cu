@@ -27,8 +27,8 @@ void launch_chunked(const Launch& launch, const Wkv7<T, void>& work, ScalarType 
   const int threads = (4 / shares + producers) * kWarp, bytes = producers * Slot::kBytes;
   const auto kernel = wkv7_chunked_kernel<T, split>;
   check_cuda("wkv7", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  kernel<<<static_cast<unsigned>(heads * shares), threads, bytes, launch.stream>>>(work, state_type, shares, producers);
-  launch.check();
+  launch_chained("wkv7", launch.stream, kernel, dim3(static_cast<unsigned>(heads * shares)), dim3(threads), bytes, work,
+                 state_type, shares, producers);
 }
 
 // The length of a sequence alone decides how it is computed, whatever its neighbours: so on the device, where the
@@ -45,16 +45,18 @@ template <class T>
 void launch_wkv7(const Launch& launch, Wkv7<T, void> work, ScalarType state_type) {
   const bool chunks = any_chunks(work);
   if (chunks) {
-    work.shortest = kChunksFrom, work.longest = INT64_MAX;
+    // One packed sequence has all tokens, or its ends make no sense: no need to ask who is shorter.
+    work.alone = work.rows != nullptr && work.batch == 1;
+    work.shortest = work.alone ? 0 : kChunksFrom, work.longest = INT64_MAX;
     launch_chunked(launch, work, state_type);
-    if (work.rows == nullptr) return;
+    if (work.rows == nullptr || work.alone) return;
   }
   work.shortest = 0, work.longest = chunks ? kChunksFrom - 1 : INT64_MAX;
   dispatch_float_or_half(state_type, [&](auto type) {
     using S = typename decltype(type)::type;
     const auto count = static_cast<unsigned>(work.batch * work.heads);
-    wkv7_kernel<T, S><<<count, kThreads, 0, launch.stream>>>(work.template with_states<S>());
-    launch.check();
+    launch_chained("wkv7", launch.stream, wkv7_kernel<T, S>, dim3(count), dim3(kThreads), 0,
+                   work.template with_states<S>());
   });
 }
 

@@ -1,7 +1,7 @@
 // What the two CUDA kernels of wkv7 share: where things lie, which sequences are whose, and what is no token's.
 #pragma once
 
-#include "../csrc/cuda.cuh"
+#include "../csrc/chain.cuh"
 #include "../csrc/packed.cuh"
 #include "wkv7.h"
 
@@ -14,6 +14,7 @@ struct Layout {
   int64_t batch, tokens, heads, pool_rows, in_stride, out_stride, each;
   bool aligned;               // the states allow loads of four at a time
   int64_t shortest, longest;  // the sequences that a launch is for
+  bool alone;                 // it is also for tokens without a sequence, and those whose row there is not
   float* checkpoints;         // [batch, heads, chunks, 64, 64], the state before each chunk; or null
 
   __device__ bool takes(const Sequence& s) const {
@@ -43,6 +44,24 @@ struct Wkv7 : Layout {
 __device__ inline Sequence sequence_of_block(const Layout& p, int64_t i) {
   if (p.rows == nullptr) return {i * p.each, (i + 1) * p.each, i, true};
   return sequence_at(p.rows, p.cu_seqlens, i, p.tokens, p.pool_rows);
+}
+
+// By all threads of a block.
+template <class T, class S>
+__device__ void fill_nan(const Wkv7<T, S>& p, int64_t head, int64_t begin, int64_t end) {
+  if (end <= begin) return;
+  for (int64_t j = threadIdx.x; j < (end - begin) * kHead; j += blockDim.x) {
+    p.y[((begin + j / kHead) * p.heads + head) * kHead + j % kHead] = static_cast<T>(nanf(""));
+  }
+}
+
+// NaN for the tokens that are in no sequence: before the first, after the last, and in one that sequence_at refused.
+template <class T, class S>
+__device__ void fill_gaps(const Wkv7<T, S>& p, int64_t i, int64_t head, bool empty) {
+  const int64_t begin = p.cu_seqlens[i], end = p.cu_seqlens[i + 1];
+  if (i == 0) fill_nan(p, head, 0, min(begin, p.tokens));
+  if (i == p.batch - 1) fill_nan(p, head, max(end, int64_t{0}), p.tokens);
+  if (empty) fill_nan(p, head, max(begin, int64_t{0}), min(end, p.tokens));
 }
 
 }  // namespace cog_rwkv

@@ -10,10 +10,10 @@
 // where the inputs are float32.
 //
 // Only the last line needs the state, so a block has two kinds of warps, both in pairs. Producers take chunks in turn
-// and leave in shared memory what does not depend on the state; consumers hold it, 16 values a pair and half of the keys
-// each of the two, and follow one chunk behind the other. Values do not meet: where there are few heads, several blocks
-// share one, each with some of its values. A sum over keys, in U and in r~ S', is of two parts: the warps of a pair
-// exchange them, in the middle of a chunk, and go on with all of U, but y of half of the tokens.
+// and leave in shared memory what does not depend on the state; consumers hold it, 16 values a pair and half of the
+// keys each of the two, and follow one chunk behind the other. Values do not meet: where there are few heads, several
+// blocks share one, each with some of its values. A sum over keys, in U and in r~ S', is of two parts: the warps of a
+// pair exchange them, in the middle of a chunk, and go on with all of U, but y of half of the tokens.
 #pragma once
 
 #include "produce.cuh"
@@ -51,7 +51,6 @@ __device__ __forceinline__ void produce(const Wkv7<T, void>& p, const Share& s, 
     const int n = static_cast<int>(min(s.sequence.end - t, int64_t{kChunk}));
     wait(&barriers.empty[producer], parity);
     start_copies(p, slot, t, n, s.head, s.first, s.count, team);
-    fetch_ahead(p, t + step, s.sequence.end, s.head, team);
     wait_for_copies();
     team.sync();
     scale_inputs<T, split>(slot, n, team);
@@ -64,8 +63,8 @@ __device__ __forceinline__ void produce(const Wkv7<T, void>& p, const Share& s, 
   }
 }
 
-// A warp of a pair of consumers: `kPart` 0 or 1 of the keys, and the half of the tokens whose y it has. Tokens in halves
-// are in the order of the warp: its own, then the other's.
+// A warp of a pair of consumers: `kPart` 0 or 1 of the keys, and the half of the tokens whose y it has. Tokens in
+// halves are in the order of the warp: its own, then the other's.
 template <int kPart>
 struct Consumer {
   int lane, barrier;
@@ -112,7 +111,8 @@ struct Tokens {
 
 // t += x m' for the warp's own tokens, x[i] of tokens first(i) to first(i) + 7, m of tokens by tokens.
 template <bool split, int kPart, class First>
-__device__ __forceinline__ void add_tokens(Tokens& t, const Left (&x)[2], const float* small, Consumer<kPart> c, First first) {
+__device__ __forceinline__ void add_tokens(Tokens& t, const Left (&x)[2], const float* small, Consumer<kPart> c,
+                                           First first) {
   const int g = c.lane / 4, q = c.lane % 4;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -153,8 +153,8 @@ __device__ __forceinline__ void read_state(Tokens (&u)[2], Tokens (&y)[2], const
 
 // s += x m, for x [16 values, 16 tokens], x[i] of tokens first(i) to first(i) + 7, and the keys m of the tokens.
 template <bool split, int kPart, class First>
-__device__ __forceinline__ void add_to_state(State& s, const Left (&x)[2], const Slot& slot, Input input, Consumer<kPart> c,
-                                             First first) {
+__device__ __forceinline__ void add_to_state(State& s, const Left (&x)[2], const Slot& slot, Input input,
+                                             Consumer<kPart> c, First first) {
   const int g = c.lane / 4, q = c.lane % 4;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -238,7 +238,8 @@ __device__ __forceinline__ void with_state_type(ScalarType type, F f) {
 
 template <class T, bool split, int kPart>
 __device__ __forceinline__ void consume(const Wkv7<T, void>& p, ScalarType state_type, const Share& share, float* slots,
-                                        Barriers& barriers, Exchange& exchange, int producers, int value, Consumer<kPart> c) {
+                                        Barriers& barriers, Exchange& exchange, int producers, int value,
+                                        Consumer<kPart> c) {
   const int64_t corner = (share.head * kHead + value) * kHead;
   State s;
   with_state_type(state_type, [&](auto type) {

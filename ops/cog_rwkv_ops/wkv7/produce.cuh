@@ -12,6 +12,9 @@ struct Team {
   __device__ __forceinline__ void sync() const { sync_pair(barrier); }
 };
 
+// Where a row of 16-bit inputs begins, for the banks: a warp reads 16 floats each of rows t and t + 8 at once.
+__device__ __forceinline__ constexpr int stand_off(int row) { return row / 8 * 16; }
+
 // Starts copying n tokens of a head; zeros for the rest of the chunk. Of v, the values first to first + count alone.
 template <class T>
 __device__ __forceinline__ void start_copies(const Wkv7<T, void>& p, const Slot& slot, int64_t token, int n,
@@ -19,31 +22,18 @@ __device__ __forceinline__ void start_copies(const Wkv7<T, void>& p, const Slot&
   constexpr int kPer16 = 16 / sizeof(T), kPieces = static_cast<int>(kHead) / kPer16, kRows = 2 * kWarp / kPieces;
   const int thread = team.part * kWarp + team.lane, column = thread % kPieces * kPer16;
   // Inputs in float32 are scaled where they are, but v: that stays as it came.
-  const int as_is = thread % kPieces * 4, to = sizeof(T) == 4 ? place(column) : as_is;
+  const int as_is = thread % kPieces * 4;
   const bool mine = column >= first && column < first + count;
 #pragma unroll
   for (int row = thread / kPieces, i = 0; i < kChunk / kRows; i++, row += kRows) {
     const bool inside = row < n;
     const int64_t at = ((token + (inside ? row : 0)) * p.heads + head) * kHead + column;
+    const int to = sizeof(T) == 4 ? place(column) : as_is + stand_off(row);
 #pragma unroll
     for (int input = 0; input < 6; input++) {
       if (input != kV) copy16(slot.row(input, row) + to, p.in[input] + at, inside);
     }
     if (mine) copy16(slot.row(kV, row) + as_is, p.in[kV] + at, inside);
-  }
-}
-
-// Asks for the tokens of a later chunk, as far as there are any, to come nearer than the card's memory.
-template <class T>
-__device__ __forceinline__ void fetch_ahead(const Wkv7<T, void>& p, int64_t token, int64_t end, int64_t head,
-                                            Team team) {
-  constexpr int kPer128 = 128 / sizeof(T), kLines = static_cast<int>(kHead) / kPer128;
-  const int64_t row = token + team.lane % kChunk;
-  if (row >= end || team.lane / kChunk >= kLines) return;
-  const int64_t at = (row * p.heads + head) * kHead;
-#pragma unroll
-  for (int i = 0; i < 3; i++) {  // the parts of the team and the halves of the warp have different inputs
-    prefetch((team.part ? p.in[2 * i + 1] : p.in[2 * i]) + at + team.lane / kChunk * kPer128);
   }
 }
 
@@ -54,16 +44,14 @@ struct Corner {
 
 template <class T>
 __device__ __forceinline__ Vector<T, 2> raw(const Slot& slot, int input, int t, Corner c) {
-  const float* row = slot.row(input, c.token + t) + (sizeof(T) == 4 ? place(c.key) : c.key / 2);
+  const float* row = slot.row(input, c.token + t) + (sizeof(T) == 4 ? place(c.key) : c.key / 2 + stand_off(c.token));
   return load_vector<T, 2>(reinterpret_cast<const T*>(row));
 }
 
 // log2 of the decay: -e^-0.5 / ln 2 times the sigmoid of w.
 constexpr float kLog2Decay = -0.87503876f;
 
-__device__ __forceinline__ float sigmoid_of(float w) {
-  return reciprocal_fast(1.0f + exp2_fast(-1.44269504f * w));
-}
+__device__ __forceinline__ float sigmoid_of(float w) { return reciprocal_fast(1.0f + exp2_fast(-1.44269504f * w)); }
 
 __device__ __forceinline__ float log2_decay(float w) { return kLog2Decay * sigmoid_of(w); }
 
@@ -153,7 +141,7 @@ __device__ __forceinline__ void between_tokens(const Slot& slot, float* lower, T
   const bool reads = team.part == 1;
   const float* left = slot.row(reads ? kR : kA, g) + place(16 * q);
   Sums with_b[2] = {}, with_k[2] = {};
-#pragma unroll 2
+#pragma unroll
   for (int i = 0; i < 4; i++) {  // four keys of this lane: two steps of eight for the warp
     const auto keys = [&](int input, int half) {
       return float4_at(slot.row(input, g + 8 * half) + place(16 * q) + 4 * i);

@@ -54,6 +54,4 @@ __device__ __forceinline__ float2 load_tokens(const float* small, int row, int s
 // Until both of two warps are here, which share barrier `id`, 1 to 15.
 __device__ __forceinline__ void sync_pair(int id) { asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory"); }
 
-__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
 }  // namespace cog_rwkv

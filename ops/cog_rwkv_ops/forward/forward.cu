@@ -162,8 +162,8 @@ class Forward {
   void project(const TimeMixWeights& w, bool first) {
     Product jobs[kMaxProducts];
     int count = 0;
-    const auto add = [&](const W* x, const Tensor& weight, W* out, Epilogue f, const float* bias = nullptr) {
-      jobs[count++] = {x, data<W>(weight), bias, out, weight.size(0), weight.size(1), f, false};
+    const auto add = [&](const W* x, const Tensor& weight, W* out, Epilogue f) {
+      jobs[count++] = {x, data<W>(weight), nullptr, out, weight.size(0), weight.size(1), f, false};
       return out + t_.n * weight.size(0);
     };
     add(mixed(kMixR), w.receptance, projected(kRecept), Epilogue::none);

@@ -9,17 +9,20 @@
 // float32: repeated squaring fails where keys are alike. Everything else is a product in tf32, split (csrc/mma.cuh)
 // where the inputs are float32.
 //
-// Only the last line needs the state, so a block has two kinds of warps. Producers take chunks in turn and leave in
-// shared memory what does not depend on the state; consumers hold it, 16 values each, and follow one chunk behind the
-// other. Values do not meet: where there are few heads, several blocks share one, each with some of its values.
+// Only the last line needs the state, so a block has two kinds of warps, both in pairs. Producers take chunks in turn
+// and leave in shared memory what does not depend on the state; consumers hold it, 16 values a pair and half of the
+// keys each of the two, and follow one chunk behind the other. Values do not meet: where there are few heads, several
+// blocks share one, each with some of its values. A sum over keys, in U and in r~ S', is of two parts: the warps of a
+// pair exchange them, in the middle of a chunk, and go on with all of U, but y of half of the tokens.
 #pragma once
 
 #include "produce.cuh"
 
 namespace cog_rwkv {
 
-constexpr int kMaxProducers = 7;  // as many slots as fit: each producer fills its own
-constexpr int kMaxThreads = (4 + kMaxProducers) * kWarp;
+constexpr int kMaxProducers = 7;  // as many slots as fit: each pair of producers fills its own
+constexpr int kMaxPairs = 8;      // of warps, in a block: what leaves each thread 128 registers
+constexpr int kMaxThreads = kMaxPairs * 2 * kWarp;
 
 struct Barriers {
   uint64_t full[kMaxProducers], empty[kMaxProducers];
@@ -32,40 +35,53 @@ struct Share {
   int first, count;
 };
 
+// What the warps of a pair of consumers tell each other: the parts of U for the sender's own tokens and for those of
+// the other, and of y for the latter. Twice, for chunks in turn: so one barrier a chunk is enough.
+struct Exchange {
+  float4 sums[2][2][3][kWarp];  // [turn][sender][which][lane]
+};
+
 template <class T, bool split>
 __device__ __forceinline__ void produce(const Wkv7<T, void>& p, const Share& s, float* slots, Barriers& barriers,
-                                        int producers, int producer, int lane) {
+                                        int producers, int producer, Team team) {
   const Slot slot{slots + producer * Slot::kFloats};
   uint32_t parity = 1;
   const int64_t step = static_cast<int64_t>(producers) * kChunk;
   for (int64_t t = s.sequence.begin + producer * kChunk; t < s.sequence.end; t += step, parity ^= 1) {
     const int n = static_cast<int>(min(s.sequence.end - t, int64_t{kChunk}));
     wait(&barriers.empty[producer], parity);
-    start_copies(p, slot, t, n, s.head, s.first, s.count, lane);
+    start_copies(p, slot, t, n, s.head, s.first, s.count, team);
     wait_for_copies();
-    __syncwarp();
-    scale_inputs<T, split>(slot, n, lane);
+    team.sync();
+    scale_inputs<T, split>(slot, n, team);
     float* lower = slot.inverse();
-    between_tokens<split>(slot, lower, lane);
-    invert<split>(slot, lower, lane);
-    apply_inverse<split>(slot, lane);
-    if (lane == 0) arrive(&barriers.full[producer]);
+    between_tokens<split>(slot, lower, team);
+    if (team.part == 0) invert<split>(slot, lower, team.lane);
+    team.sync();
+    apply_inverse<split>(slot, team);
+    if (team.lane == 0) arrive(&barriers.full[producer]);
   }
 }
 
-// 16 values of the state, as a result of 16 x 64 (slot.cuh).
-using State = Sums[8];
+// A warp of a pair of consumers: `kPart` 0 or 1 of the keys, and the half of the tokens whose y it has. Tokens in
+// halves are in the order of the warp: its own, then the other's.
+template <int kPart>
+struct Consumer {
+  int lane, barrier;
+  static __device__ __forceinline__ constexpr int half(int i) { return i ^ kPart; }
+};
 
-__device__ __forceinline__ void scale_state(State& s, float* factors, int q) {
+// 16 values of the state and the keys of a part, as a result of 16 x 64 (slot.cuh).
+using State = Sums[4];
+
+template <int kPart>
+__device__ __forceinline__ void scale_state(State& s, const float* factors, Consumer<kPart> c) {
 #pragma unroll
-  for (int key = 0; key < 16; key += 4) {
-    const float4 f = float4_at(factors + 16 * q + key);
+  for (int odd = 0; odd < 2; odd++) {
+    const float4 f = float4_at(factors + 16 * (c.lane % 4) + first_key(kPart, odd));
     const float four[4] = {f.x, f.y, f.z, f.w};
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      s[tile_of(key + i)][column_of(key + i)] *= four[i];
-      s[tile_of(key + i)][column_of(key + i) + 2] *= four[i];
-    }
+    for (int j = 0; j < 4; j++) s[j][odd] *= four[j], s[j][odd + 2] *= four[j];
   }
 }
 
@@ -83,126 +99,132 @@ __device__ __forceinline__ void load_values(Left (&v)[2], const Slot& slot, int 
   }
 }
 
-// What a chunk gives in rows of values: [half] has tokens 8 half to 8 half + 7. Sums twice, as chains are slow.
+// Sums of a chunk in rows of values, for eight tokens in columns. Twice, as chains are slow.
 struct Tokens {
-  Sums sums[2] = {}, fine[2] = {};
+  Sums sums = {}, fine = {};
 
   __device__ __forceinline__ void join() {
 #pragma unroll
-    for (int i = 0; i < 8; i++) sums[i / 4][i % 4] += fine[i / 4][i % 4];
+    for (int i = 0; i < 4; i++) sums[i] += fine[i];
   }
 };
 
-// t += x m', for tokens by tokens m.
-template <bool split>
-__device__ __forceinline__ void add_tokens(Tokens& t, const Left (&x)[2], const float* small, int lane) {
-  const int g = lane / 4, q = lane % 4;
+// t += x m' for the warp's own tokens, x[i] of tokens first(i) to first(i) + 7, m of tokens by tokens.
+template <bool split, int kPart, class First>
+__device__ __forceinline__ void add_tokens(Tokens& t, const Left (&x)[2], const float* small, Consumer<kPart> c,
+                                           First first) {
+  const int g = c.lane / 4, q = c.lane % 4;
 #pragma unroll
-  for (int step = 0; step < 2; step++) {
-    const float2 m[2] = {load_tokens(small, g, step, q), load_tokens(small, g + 8, step, q)};
-    multiply<split, 2>(
-        [&](int half) -> TileProduct { return {t.sums[half], t.fine[half], x[step], {m[half].x, m[half].y}}; });
+  for (int i = 0; i < 2; i++) {
+    const float2 m = float2_at(small + (g + 8 * c.half(0)) * kSmallRow + first(i) + 2 * q);
+    multiply<split, 1>([&](int) -> TileProduct { return {t.sums, t.fine, x[i], {m.x, m.y}}; });
   }
 }
 
-// u += S W' and y += S r~'.
-template <bool split>
-__device__ __forceinline__ void read_state(Tokens& u, Tokens& y, const State& s, const Slot& slot, int lane) {
-  const int g = lane / 4, q = lane % 4;
+// u += S W' and y += S r~', as far as the warp's keys go.
+template <bool split, int kPart>
+__device__ __forceinline__ void read_state(Tokens (&u)[2], Tokens (&y)[2], const State& s, const Slot& slot,
+                                           Consumer<kPart> c) {
+  const int g = c.lane / 4, q = c.lane % 4;
+  float w[2][2][4], r[2][2][4];  // [half][column 2 q or 2 q + 1][tile]
 #pragma unroll
-  for (int part = 0; part < 2; part++) {  // 8 keys of this lane: tiles 4 part to 4 part + 3
-    float w[2][2][4], r[2][2][4];         // [half][column 2 q or 2 q + 1][tile]
+  for (int half = 0; half < 2; half++) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-#pragma unroll
-      for (int odd = 0; odd < 2; odd++) {
-        const int at = place(16 * q) + key_of(4 * part, odd);
-        const float4 w4 = float4_at(slot.row(kA, g + 8 * half) + at), r4 = float4_at(slot.row(kR, g + 8 * half) + at);
-        w[half][odd][0] = w4.x, w[half][odd][1] = w4.y, w[half][odd][2] = w4.z, w[half][odd][3] = w4.w;
-        r[half][odd][0] = r4.x, r[half][odd][1] = r4.y, r[half][odd][2] = r4.z, r[half][odd][3] = r4.w;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const Sums& x = s[4 * part + i];
-      const Left state = {operand<split>(x[0]), operand<split>(x[2]), operand<split>(x[1]), operand<split>(x[3])};
-      multiply<split, 4>([&](int j) -> TileProduct {
-        const int half = j % 2;
-        Tokens& t = j < 2 ? u : y;
-        const auto& m = j < 2 ? w : r;
-        Sums& sums = split || i % 2 == 0 ? t.sums[half] : t.fine[half];
-        return {sums, t.fine[half], state, {m[half][0][i], m[half][1][i]}};
-      });
+    for (int odd = 0; odd < 2; odd++) {
+      const int token = g + 8 * c.half(half), at = place(16 * q) + first_key(kPart, odd);
+      const float4 w4 = float4_at(slot.row(kA, token) + at), r4 = float4_at(slot.row(kR, token) + at);
+      w[half][odd][0] = w4.x, w[half][odd][1] = w4.y, w[half][odd][2] = w4.z, w[half][odd][3] = w4.w;
+      r[half][odd][0] = r4.x, r[half][odd][1] = r4.y, r[half][odd][2] = r4.z, r[half][odd][3] = r4.w;
     }
   }
-}
-
-// s += x m, for x [16 values, 16 tokens] and the keys m of the tokens.
-template <bool split>
-__device__ __forceinline__ void add_to_state(State& s, const Left (&x)[2], const Slot& slot, int input, int lane) {
-  const int g = lane / 4, q = lane % 4;
 #pragma unroll
-  for (int step = 0; step < 2; step++) {
-    float first[8], second[8];
-    load_columns(first, slot.row(input, 8 * step + 2 * q), g);
-    load_columns(second, slot.row(input, 8 * step + 2 * q + 1), g);
-    multiply<split, 8>([&](int j) -> TileProduct { return {s[j], s[j], x[step], {first[j], second[j]}}; });
+  for (int i = 0; i < 4; i++) {
+    const Left state = {operand<split>(s[i][0]), operand<split>(s[i][2]), operand<split>(s[i][1]),
+                        operand<split>(s[i][3])};
+    multiply<split, 4>([&](int j) -> TileProduct {
+      const int half = j % 2;
+      Tokens& t = j < 2 ? u[half] : y[half];
+      const auto& m = j < 2 ? w : r;
+      Sums& sums = split || i % 2 == 0 ? t.sums : t.fine;
+      return {sums, t.fine, state, {m[half][0][i], m[half][1][i]}};
+    });
   }
 }
 
-// One chunk: the state goes on, y gets the tokens.
-template <class T, bool split>
-__device__ __forceinline__ void step_state(State& s, Tokens& y, const Slot& slot, int value, int lane) {
-  Tokens u;
+// s += x m, for x [16 values, 16 tokens], x[i] of tokens first(i) to first(i) + 7, and the keys m of the tokens.
+template <bool split, int kPart, class First>
+__device__ __forceinline__ void add_to_state(State& s, const Left (&x)[2], const Slot& slot, Input input,
+                                             Consumer<kPart> c, First first) {
+  const int g = c.lane / 4, q = c.lane % 4;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    float one[4], next[4];
+    load_columns(one, slot.row(input, first(i) + 2 * q), kPart, g);
+    load_columns(next, slot.row(input, first(i) + 2 * q + 1), kPart, g);
+    multiply<split, 4>([&](int j) -> TileProduct { return {s[j], s[j], x[i], {one[j], next[j]}}; });
+  }
+}
+
+__device__ __forceinline__ float4 as_float4(const Sums& x) { return make_float4(x[0], x[1], x[2], x[3]); }
+
+__device__ __forceinline__ void add(Sums& x, float4 y) { x[0] += y.x, x[1] += y.y, x[2] += y.z, x[3] += y.w; }
+
+// One chunk: the state goes on, y[0] gets the warp's own tokens. `sums` is where the pair exchanges its parts.
+template <class T, bool split, int kPart>
+__device__ __forceinline__ void step_state(State& s, Tokens (&y)[2], const Slot& slot, int value,
+                                           float4 (&sums)[2][3][kWarp], Consumer<kPart> c) {
+  const auto in_order = [](int i) { return 8 * i; };
+  const auto own_first = [&](int i) { return 8 * c.half(i); };
+  Tokens u[2], from_v;
   Left v[2], removed[2];
-  scale_state(s, slot.before(), lane % 4);
-  load_values<T>(v, slot, value, lane);
-  add_tokens<split>(u, v, slot.removed(), lane);
-  add_tokens<split>(y, v, slot.seen(), lane);
-  read_state<split>(u, y, s, slot, lane);
-  add_to_state<split>(s, v, slot, kK, lane);
-  u.join();
+  scale_state(s, slot.before(), c);
+  load_values<T>(v, slot, value, c.lane);
+  add_tokens<split>(from_v, v, slot.removed(), c, in_order);
+  read_state<split>(u, y, s, slot, c);
+  u[0].join(), u[1].join(), y[1].join();
+  if (split) from_v.join();
+  add(u[0].sums, as_float4(from_v.sums));
+  float4* const told = &sums[kPart][0][c.lane];
+  told[0] = as_float4(u[0].sums), told[kWarp] = as_float4(u[1].sums), told[2 * kWarp] = as_float4(y[1].sums);
+  add_to_state<split>(s, v, slot, kK, c, in_order);
+  add_tokens<split>(y[0], v, slot.seen(), c, in_order);
+  sync_pair(c.barrier);
+  const float4* const heard = &sums[1 - kPart][0][c.lane];
+  add(u[0].sums, heard[kWarp]), add(u[1].sums, heard[0]);
 #pragma unroll
-  for (int step = 0; step < 2; step++) {
-    removed[step][0] = operand<split>(u.sums[step][0]), removed[step][1] = operand<split>(u.sums[step][2]);
-    removed[step][2] = operand<split>(u.sums[step][1]), removed[step][3] = operand<split>(u.sums[step][3]);
+  for (int i = 0; i < 2; i++) {
+    removed[i][0] = operand<split>(u[i].sums[0]), removed[i][1] = operand<split>(u[i].sums[2]);
+    removed[i][2] = operand<split>(u[i].sums[1]), removed[i][3] = operand<split>(u[i].sums[3]);
   }
-  add_to_state<split>(s, removed, slot, kB, lane);
-  add_tokens<split>(y, removed, slot.seen_removed(), lane);
-  y.join();
-  scale_state(s, slot.after(), lane % 4);
+  add_to_state<split>(s, removed, slot, kB, c, own_first);
+  add_tokens<split>(y[0], removed, slot.seen_removed(), c, own_first);
+  y[0].join();
+  add(y[0].sums, heard[2 * kWarp]);
+  scale_state(s, slot.after(), c);
 }
 
-// Writes y of n tokens and this warp's 16 values, `to` where the first belongs, by way of the place of their v.
-template <class T>
-__device__ __forceinline__ void write_y(T* to, int64_t stride, const Slot& slot, int value, const Tokens& y, int n,
-                                        int lane) {
-  const int g = lane / 4, q = lane % 4;
-  __syncwarp();
+// Writes y of the warp's own tokens and the pair's 16 values, `to` where the first of the chunk's n belongs. The lanes
+// of two neighbouring values share them out: each writes both of one token.
+template <class T, int kPart>
+__device__ __forceinline__ void write_y(T* to, int64_t stride, const Sums& y, int n, Consumer<kPart> c) {
+  const int g = c.lane / 4, q = c.lane % 4, odd = g % 2, token = 8 * c.half(0) + 2 * q + odd;
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    const int token = i / 4 * 8 + 2 * q + i % 2;
-    reinterpret_cast<T*>(slot.row(kV, token))[value + g + i / 2 % 2 * 8] = static_cast<T>(y.sums[i / 4][i % 4]);
+  for (int i = 0; i < 2; i++) {
+    const float mine = odd ? y[2 * i + 1] : y[2 * i];
+    const float got = __shfl_xor_sync(0xffffffffu, odd ? y[2 * i] : y[2 * i + 1], 4);
+    const Vector<T, 2> two{{static_cast<T>(odd ? got : mine), static_cast<T>(odd ? mine : got)}};
+    if (token < n) store_vector<T, 2>(to + token * stride + 8 * i + g - odd, two);
   }
-  __syncwarp();
-  const int token = lane / 2, part = lane % 2 * 8;
-  if (token >= n) return;
-  constexpr int kPer16 = 16 / sizeof(T);
-  const T* from = reinterpret_cast<const T*>(slot.row(kV, token)) + value + part;
-#pragma unroll
-  for (int i = 0; i < 8; i += kPer16)
-    store_vector<T, kPer16>(to + token * stride + part + i, load_vector<T, kPer16>(from + i));
 }
 
-// f(element of s, its place from the first of the warp's values), for all that this lane has.
-template <class F>
-__device__ __forceinline__ void each_element(State& s, int lane, F f) {
+// f(element of s, its place from the first of the pair's values), for all that this lane has.
+template <int kPart, class F>
+__device__ __forceinline__ void each_element(State& s, Consumer<kPart> c, F f) {
 #pragma unroll
-  for (int row = 0; row < 2; row++) {
+  for (int i = 0; i < 4; i++) {
+    const int place = (c.lane / 4 + i / 2 * 8) * static_cast<int>(kHead) + c.lane % 4 * 16 + first_key(kPart, i % 2);
 #pragma unroll
-    for (int key = 0; key < 16; key++)
-      f(s[tile_of(key)][2 * row + column_of(key)],
-        (lane / 4 + 8 * row) * static_cast<int>(kHead) + lane % 4 * 16 + key);
+    for (int j = 0; j < 4; j++) f(s[j][i], place + j);
   }
 }
 
@@ -214,44 +236,44 @@ __device__ __forceinline__ void with_state_type(ScalarType type, F f) {
   f(Type<BFloat16>{});
 }
 
-template <class T, bool split>
+template <class T, bool split, int kPart>
 __device__ __forceinline__ void consume(const Wkv7<T, void>& p, ScalarType state_type, const Share& share, float* slots,
-                                        Barriers& barriers, int producers, int consumer, int lane) {
-  const int value = share.first + consumer * 16;
+                                        Barriers& barriers, Exchange& exchange, int producers, int value,
+                                        Consumer<kPart> c) {
   const int64_t corner = (share.head * kHead + value) * kHead;
   State s;
   with_state_type(state_type, [&](auto type) {
     using S = typename decltype(type)::type;
     const S* from = static_cast<const S*>(p.state) + share.sequence.row * p.in_stride + corner;
-    each_element(s, lane, [&](float& x, int at) { x = static_cast<float>(from[at]); });
+    each_element(s, c, [&](float& x, int at) { x = static_cast<float>(from[at]); });
   });
-  int turn = 0;
+  int turn = 0, buffer = 0;
   uint32_t parity = 0;
   const int64_t stride = p.heads * kHead;
-  for (int64_t t = share.sequence.begin; t < share.sequence.end; t += kChunk) {
+  for (int64_t t = share.sequence.begin; t < share.sequence.end; t += kChunk, buffer ^= 1) {
     const int n = static_cast<int>(min(share.sequence.end - t, int64_t{kChunk}));
     const Slot slot{slots + turn * Slot::kFloats};
-    Tokens y;
+    Tokens y[2];
     if (p.checkpoints != nullptr) {
       const int64_t chunk = (t - share.sequence.begin) / kChunk, chunks = (p.each + kChunk - 1) / kChunk;
       float* to = p.checkpoints + (share.sequence.row * p.heads * chunks + share.head * chunks + chunk) * kHead * kHead;
-      each_element(s, lane, [&](float& x, int at) { to[value * kHead + at] = x; });
+      each_element(s, c, [&](float& x, int at) { to[value * kHead + at] = x; });
     }
     wait(&barriers.full[turn], parity);
-    step_state<T, split>(s, y, slot, value, lane);
-    write_y(p.y + t * stride + share.head * kHead + value, stride, slot, value, y, n, lane);
+    step_state<T, split>(s, y, slot, value, exchange.sums[buffer], c);
     __syncwarp();
-    if (lane == 0) arrive(&barriers.empty[turn]);
+    if (c.lane == 0) arrive(&barriers.empty[turn]);
+    write_y(p.y + t * stride + share.head * kHead + value, stride, y[0].sums, n, c);
     if (++turn == producers) turn = 0, parity ^= 1;
   }
   with_state_type(state_type, [&](auto type) {
     using S = typename decltype(type)::type;
     S* to = static_cast<S*>(p.state_out) + share.sequence.row * p.out_stride + corner;
-    each_element(s, lane, [&](float& x, int at) { to[at] = static_cast<S>(x); });
+    each_element(s, c, [&](float& x, int at) { to[at] = static_cast<S>(x); });
   });
 }
 
-// A block a sequence, head and share of its values: 4 / shares consumers and then `producers` producers.
+// A block a sequence, head and share of its values: 4 / shares pairs of consumers and then `producers` of producers.
 template <class T, bool split>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     wkv7_chunked_kernel(const Wkv7<T, void> p, ScalarType state_type, int shares, int producers) {
@@ -260,10 +282,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   wait_for_previous();
   let_next_begin();
   const int64_t count = p.heads * shares, i = blockIdx.x / count;
-  const int part = static_cast<int>(blockIdx.x % count);
+  const int block = static_cast<int>(blockIdx.x % count);
   const int consumers = 4 / shares, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int values = static_cast<int>(kHead) / shares;
-  const Share share{sequence_of_block(p, i), part / shares, part % shares * values, values};
+  const int pair = warp / 2, part = warp % 2, values = static_cast<int>(kHead) / shares;
+  const Share share{sequence_of_block(p, i), block / shares, block % shares * values, values};
   if (p.alone && share.first == 0) {
     fill_gaps(p, i, share.head, share.sequence.begin == share.sequence.end);
     if (!share.sequence.row_ok) fill_nan(p, share.head, share.sequence.begin, share.sequence.end);
@@ -271,15 +293,23 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if (!share.sequence.row_ok || !p.takes(share.sequence)) return;
   if (threadIdx.x == 0) {
     for (int j = 0; j < producers; j++) {
-      init_barrier(&barriers.full[j], 1);
-      init_barrier(&barriers.empty[j], consumers);
+      init_barrier(&barriers.full[j], 2);
+      init_barrier(&barriers.empty[j], 2 * consumers);
     }
   }
-  __syncthreads();
-  if (warp < consumers) {
-    consume<T, split>(p, state_type, share, slots, barriers, producers, warp, lane);
+  __syncthreads();  // barrier 0: the pairs have the next ones
+  if (pair < consumers) {
+    Exchange& exchange = reinterpret_cast<Exchange*>(slots + producers * Slot::kFloats)[pair];
+    const auto consume_part = [&](auto c) {
+      consume<T, split>(p, state_type, share, slots, barriers, exchange, producers, share.first + pair * 16, c);
+    };
+    if (part == 0) {
+      consume_part(Consumer<0>{lane, 1 + pair});
+    } else {
+      consume_part(Consumer<1>{lane, 1 + pair});
+    }
   } else {
-    produce<T, split>(p, share, slots, barriers, producers, warp - consumers, lane);
+    produce<T, split>(p, share, slots, barriers, producers, pair - consumers, {1 + pair, part, lane});
   }
 }
 

@@ -31,35 +31,27 @@ struct Slot {
 };
 
 __device__ __forceinline__ float4& float4_at(float* p) { return *reinterpret_cast<float4*>(p); }
+__device__ __forceinline__ const float4& float4_at(const float* p) { return *reinterpret_cast<const float4*>(p); }
+__device__ __forceinline__ float2& float2_at(float* p) { return *reinterpret_cast<float2*>(p); }
+__device__ __forceinline__ const float2& float2_at(const float* p) { return *reinterpret_cast<const float2*>(p); }
 
-// A lane's 16 neighbouring keys 16 q + 4 i + 0..3 of a row, i = 0..3.
-__device__ __forceinline__ void load_keys(float (&x)[16], float* row, int q) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float4 v = float4_at(row + place(16 * q) + 4 * i);
-    x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
-  }
-}
-
-// Results of 16 x 64 are eight of 16 x 8. Column n of the j-th is key 8 n + (j ^ (n odd ? 4 : 0)): so what a lane has
-// of a row are the keys 16 q to 16 q + 15, in this order of (j, column 2 q or 2 q + 1).
-__device__ __forceinline__ constexpr int tile_of(int key) { return key < 8 ? key : (key - 8) ^ 4; }
-__device__ __forceinline__ constexpr int column_of(int key) { return key < 8 ? 0 : 1; }
-// The other way round: the key, less 16 q, of column 2 q + odd in the j-th.
-__device__ __forceinline__ constexpr int key_of(int j, int odd) { return odd ? 8 + (j ^ 4) : j; }
+// Results of 16 x 64 are eight of 16 x 8, four for each of two warps, `part`: column n of the j-th of them is key
+// 8 n + 4 (part ^ (n odd)) + j. So what a lane has of a row are eight of the keys 16 q to 16 q + 15: of its columns
+// 2 q + odd, four from this one.
+__device__ __forceinline__ constexpr int first_key(int part, int odd) { return 8 * odd + 4 * (part ^ odd); }
 
 // The same columns as a right operand with a row of keys: b[j] is that of column g in the j-th.
-__device__ __forceinline__ void load_columns(float (&b)[8], float* row, int g) {
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const float4 v = float4_at(row + place(8 * g) + 4 * (i ^ (g & 1)));
-    b[4 * i] = v.x, b[4 * i + 1] = v.y, b[4 * i + 2] = v.z, b[4 * i + 3] = v.w;
-  }
+__device__ __forceinline__ void load_columns(float (&b)[4], const float* row, int part, int g) {
+  const float4 v = float4_at(row + place(8 * g) + 4 * (part ^ (g & 1)));
+  b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
 }
 
 // Tokens 8 step + 2 q and the next are what a lane has of a product over tokens: columns t and t + 1 of a small matrix.
 __device__ __forceinline__ float2 load_tokens(const float* small, int row, int step, int q) {
   return *reinterpret_cast<const float2*>(small + row * kSmallRow + 8 * step + 2 * q);
 }
+
+// Until both of two warps are here, which share barrier `id`, 1 to 15.
+__device__ __forceinline__ void sync_pair(int id) { asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory"); }
 
 }  // namespace cog_rwkv

@@ -23,8 +23,10 @@ void launch_chunked(const Launch& launch, const Wkv7<T, void>& work, ScalarType 
   const int room = device_attribute("wkv7", cudaDevAttrMaxSharedMemoryPerBlockOptin);
   const int64_t heads = work.batch * work.heads;
   const int shares = heads * 4 <= multiprocessors ? 4 : heads * 2 <= multiprocessors ? 2 : 1;
-  const int producers = std::clamp((room - 1024) / Slot::kBytes, 1, kMaxProducers);
-  const int threads = (4 / shares + producers) * kWarp, bytes = producers * Slot::kBytes;
+  const int consumers = 4 / shares, exchanges = consumers * static_cast<int>(sizeof(Exchange));
+  const int producers =
+      std::clamp((room - 1024 - exchanges) / Slot::kBytes, 1, std::min(kMaxProducers, kMaxPairs - consumers));
+  const int threads = (consumers + producers) * 2 * kWarp, bytes = producers * Slot::kBytes + exchanges;
   const auto kernel = wkv7_chunked_kernel<T, split>;
   check_cuda("wkv7", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   launch_chained("wkv7", launch.stream, kernel, dim3(static_cast<unsigned>(heads * shares)), dim3(threads), bytes, work,

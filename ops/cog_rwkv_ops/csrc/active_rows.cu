@@ -173,7 +173,6 @@ template <class T, int N>
 void launch_active(const char* op, cudaStream_t stream, const ActiveArgs& a, int columns, int slices) {
   const auto kernel = active_rows_kernel<T, N>;
   constexpr int bytes = sizeof(ActiveMemory<T, N>);
-  check_cuda(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   launch_chained(op, stream, kernel, dim3(columns, slices), dim3(kProductThreads), bytes, a);
 }
 

@@ -231,7 +231,6 @@ void stream_products(const char* op, cudaStream_t stream, ScalarType type, Produ
   list.shares = share_units(units, multiprocessors);
   const auto kernel = type == ScalarType::Half ? stream_kernel<Half> : stream_kernel<BFloat16>;
   const int bytes = static_cast<int>(sizeof(StreamMemory));
-  check_cuda(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   launch_chained(op, stream, kernel, dim3(multiprocessors), dim3(kProductThreads), bytes, list);
 }
 

@@ -79,8 +79,8 @@ class Forward {
         x_(data<float>(x)),
         gated_(first_rows(flow.gated, x.size(0))) {
     check_cuda(kOp, cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, x.get_device_index()));
-    device_ = {multiprocessors_, can_chain(reinterpret_cast<const void*>(norm_shift_kernel<W, 1>)) &&
-                                     device_attribute(kOp, cudaDevAttrClusterLaunch) != 0};
+    const bool chains = ready_to_chain(kOp, reinterpret_cast<const void*>(norm_shift_kernel<W, 1>), 0);
+    device_ = {multiprocessors_, chains && !plain_gpu() && device_attribute(kOp, cudaDevAttrClusterLaunch) != 0};
   }
 
   void run(bool last_only, const Tensor& logits) {

@@ -311,7 +311,6 @@ void head_steps(const char* op, cudaStream_t stream, const HeadStep<W, S>& p, co
                 int multiprocessors) {
   const auto kernel = head_step_ranks_kernel<W, S>;
   const size_t bytes = rank_bytes(list, n);
-  check_cuda(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
   const dim3 grid = head_grid(p.heads, n, std::max<int64_t>(multiprocessors / p.heads, 1));
   launch_chained(op, stream, kernel, grid, dim3(kHeadThreads), bytes, p, list, static_cast<uint32_t>(n));
 }

@@ -276,8 +276,6 @@ inline NormCut cut_rows(const ResidualRows& p, int64_t tokens, NormDevice device
 template <class W, class... Arguments>
 void launch_rows(const char* op, cudaStream_t stream, const NormCut& cut, int64_t runs,
                  void (*kernel)(NormShift<W>, Arguments...), const NormShift<W>& p, Arguments... arguments) {
-  const auto bytes = static_cast<int>(cut.bytes);
-  check_cuda(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   const dim3 grid(static_cast<unsigned>(runs * cut.parts));
   launch_chained_clusters(op, stream, cut.parts, kernel, grid, dim3(cut.threads), cut.bytes, p, arguments...);
 }

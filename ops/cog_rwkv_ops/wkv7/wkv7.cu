@@ -28,7 +28,6 @@ void launch_chunked(const Launch& launch, const Wkv7<T, void>& work, ScalarType 
       std::clamp((room - 1024 - exchanges) / Slot::kBytes, 1, std::min(kMaxProducers, kMaxPairs - consumers));
   const int threads = (consumers + producers) * 2 * kWarp, bytes = producers * Slot::kBytes + exchanges;
   const auto kernel = wkv7_chunked_kernel<T, split>;
-  check_cuda("wkv7", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   launch_chained("wkv7", launch.stream, kernel, dim3(static_cast<unsigned>(heads * shares)), dim3(threads), bytes, work,
                  state_type, shares, producers);
 }

@@ -30,6 +30,7 @@ CASES: list[tuple] = [
     ((1, 1, 1, 1), 1, (1, 1), 1, 0, 1, 1),
     ((1, 8, 3, 3), 300, (3, 3), 5, 1, 1, 1),
     ((5, 264, 4, 4), 8, (4, 4), 1, 0, 1, 1),
+    ((3, 136, 15, 14), 264, (1, 1), 1, 0, 1, 1),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -192,3 +193,32 @@ def test_results_are_the_same_every_time(cuda: str) -> None:
         assert all(
             torch.equal(a, b) for a, b in zip(first, gradients(x, weight, bias, incoming, conv2d, options), strict=True)
         )
+
+
+# Rows and tokens, as in wide_plan.h; one that is not for a pass leaves it its own choice.
+TILES = [(64, 128), (64, 256), (64, 384), (256, 96)]
+TILES += [(128, tokens) for tokens in (48, 64, 96, 128, 160, 192, 208, 256)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("tile", TILES)
+def test_every_tile(tile: tuple[int, int], parts: int, cuda: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tiles each way, the last ones not full; with strides, several grids of places in one launch."""
+    monkeypatch.setenv("COG_RWKV_WIDE_CONV", f"{tile[0]},{tile[1]},{parts}")
+    for shape, outputs, kernel, stride, padding, groups in (
+        ((3, 136, 15, 14), 264, 1, 1, 0, 1),
+        ((3, 72, 15, 14), 264, 3, 1, 1, 1),
+        ((2, 264, 13, 16), 72, 3, 2, 1, 1),
+        ((2, 264, 13, 16), 136, 1, 2, 0, 1),
+        ((2, 128, 9, 8), 384, 3, 1, 1, 2),
+    ):
+        case = (shape, outputs, (kernel, kernel), stride, padding, 1, groups)
+        x, weight, bias, options = make(case, torch.float16, cuda)
+        x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
+        incoming = numbers(*conv2d(x, weight, bias, **options).shape, dtype=torch.float16, device=cuda, seed=4)
+        found = [conv2d(x, weight, bias, **options), *gradients(x, weight, bias, incoming, conv2d, options)]
+        wide = [t.cpu().double() for t in (x, weight, bias, incoming)]
+        right = [reference(*wide[:3], **options), *gradients(*wide, reference, options)]
+        for actual, expected in zip(found, right, strict=True):
+            assert (actual.double().cpu() - expected).norm() <= 4e-4 * expected.norm()

@@ -1,11 +1,15 @@
 // conv2d and its gradients: CUDA launches.
 #include "conv2d.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <vector>
 
 #include "../csrc/aligned.cuh"
-#include "hopper.cuh"
+#include "half.cuh"
 #include "plain.cuh"
+#include "wide.h"
+#include "wide_maps.cuh"
 
 namespace cog_rwkv {
 namespace {
@@ -37,10 +41,6 @@ bool countable(const ConvSizes& z) {
 using Square = Shape<2, 128, 3, 2>;
 using Thin = Shape<2, 64, 3, 3>;
 using Flat = Shape<1, 64, 3, 3>;
-// The same with a ninth warp, which copies.
-using HopperSquare = Shape<2, 128, 3, 2, 288>;
-using HopperThin = Shape<2, 64, 3, 3, 288>;
-using HopperFlat = Shape<1, 64, 3, 3, 288>;
 
 // Microseconds that a step of a tile takes on a multiprocessor: with enough blocks there, and with one alone. Measured
 // on an H200; they decide between tiles and numbers of parts, nothing else.
@@ -73,13 +73,13 @@ Plan best_plan(const char* op, int64_t tiles, int64_t steps, int64_t size, const
 
 // Adds up `parts` results, and the bias, and rounds them once.
 template <class T>
-void add_parts(const Launch& launch, const Tensor& parts, const T* bias, T* out, int64_t channels) {
+void add_parts(const Launch& launch, const char* op, const Tensor& parts, const T* bias, T* out, int64_t channels) {
   using A = arithmetic_t<T>;
   const int64_t size = parts.size(1), count = parts.size(0);
   const A* from = data<A>(parts);
   const auto with = [&](auto kernel, int64_t each) {
-    kernel<<<blocks(size, each), 256, 0, launch.stream>>>(from, bias, out, size, count, channels);
-    launch.check();
+    launch_chained(op, launch.stream, kernel, dim3(blocks(size, each)), dim3(256), 0, from, bias, out, size, count,
+                   channels);
   };
   if (size % 4 != 0 || !aligned16(out)) return with(add_parts_kernel<1, 8, T>, 32);
   if (count > 4) return with(add_parts_kernel<4, 8, T>, 128);
@@ -92,38 +92,12 @@ Tensor room_for_parts(const Tensor& like, int64_t parts, int64_t size) {
   return torch::stable::new_empty(like, {parts, size}, type);
 }
 
-// What TMA is told of one dimension of a gather.
-MapLine map_line(const Axis& axis) {
-  const int64_t span = int64_t{axis.taps - 1} * axis.tap_step;
-  return {axis.in_size, axis.size, axis.step, axis.first + std::min<int64_t>(0, span)};
-}
-bool map_possible(const Axis& axis) {
-  return axis.taps == 0 || (map_line(axis).possible() && int64_t{axis.taps - 1} * std::abs(axis.tap_step) <= 255);
-}
-
-template <class T, class S>
-GatherMaps gather_maps(const char* op, const std::vector<Gather<T>>& all) {
-  const Gather<T>& a = all[0];
-  const int64_t outputs = a.transposed ? a.depth : a.width, inputs = a.transposed ? a.width : a.depth;
-  GatherMaps maps{};
-  maps.weight = matrix_map(op, a.weight, inputs, int64_t{a.h.kernel} * a.w.kernel, outputs * a.groups,
-                           a.transposed ? kLine : S::width, false);
-  for (size_t g = 0; g < all.size(); g++) {
-    if (all[g].h.taps * all[g].w.taps == 0) continue;
-    const MapLine h = map_line(all[g].h), w = map_line(all[g].w);
-    maps.pixels[g] = image_map(op, a.in, a.images, a.groups * a.depth, h, w, S::height);
-    maps.first_y[g] = static_cast<int>(h.first);
-    maps.first_x[g] = static_cast<int>(w.first);
-  }
-  return maps;
-}
-
 // A tile of a group reaches into the next one where its channels are no multiple of 64: then TMA would read what is not
 // of this group.
 bool tiles_end(const ConvSizes& z) { return z.groups == 1 || (z.c_group() % kLine == 0 && z.k_group() % kLine == 0); }
 
 // `all` are gathers into one result, at most kMostGathers.
-template <class T, class S, bool transposed, bool hopper>
+template <class T, class S, bool transposed>
 void start_gathers(const Launch& launch, const char* op, const std::vector<Gather<T>>& all, int64_t parts,
                    const Tensor& result) {
   const Gather<T>& first = all[0];
@@ -144,14 +118,9 @@ void start_gathers(const Launch& launch, const char* op, const std::vector<Gathe
   const int64_t size = result.numel();
   const Tensor room = room_for_parts<T>(result, parts > 1 ? parts : 0, size);
   float* const sums = parts > 1 ? mutable_data<float>(room) : nullptr;
-  if constexpr (hopper) {
-    start(launch, op, hopper_gather_kernel<T, S, transposed>, grid, S::threads, S::shared, first, gathers,
-          gather_maps<T, S>(op, all), static_cast<int>(width_tiles), sums);
-  } else {
-    start(launch, op, half_gather_kernel<T, S, transposed>, grid, S::threads, S::shared, first, gathers,
-          static_cast<int>(width_tiles), sums);
-  }
-  if (parts > 1) add_parts<T>(launch, room, first.bias, first.out, first.groups * first.width);
+  start(launch, op, half_gather_kernel<T, S, transposed>, grid, S::threads, S::shared, first, gathers,
+        static_cast<int>(width_tiles), sums);
+  if (parts > 1) add_parts<T>(launch, op, room, first.bias, first.out, first.groups * first.width);
 }
 
 // `whole`: they write all of the result, so that its parts can be added.
@@ -169,15 +138,56 @@ Plan gather_plan(const char* op, const std::vector<Gather<T>>& all, bool whole, 
 }
 
 template <class T, bool transposed>
-void half_gathers(const Launch& launch, const char* op, const std::vector<Gather<T>>& all, bool whole, bool hopper,
+void half_gathers(const Launch& launch, const char* op, const std::vector<Gather<T>>& all, bool whole,
                   const Tensor& result) {
   const Plan square = gather_plan<T, Square>(op, all, whole, result.numel(), kSquareTime);
   const Plan thin = gather_plan<T, Thin>(op, all, whole, result.numel(), kThinTime);
-  const bool wide = square.cost <= thin.cost;
-  if (hopper && wide) return start_gathers<T, HopperSquare, transposed, true>(launch, op, all, square.parts, result);
-  if (hopper) return start_gathers<T, HopperThin, transposed, true>(launch, op, all, thin.parts, result);
-  if (wide) return start_gathers<T, Square, transposed, false>(launch, op, all, square.parts, result);
-  start_gathers<T, Thin, transposed, false>(launch, op, all, thin.parts, result);
+  if (square.cost <= thin.cost) return start_gathers<T, Square, transposed>(launch, op, all, square.parts, result);
+  start_gathers<T, Thin, transposed>(launch, op, all, thin.parts, result);
+}
+
+// best_conv_plan(). For tests and measurements: COG_RWKV_WIDE_CONV=rows,tokens,parts, where the first two are one of
+// `tiles`.
+template <size_t COUNT>
+ConvPlan plan_for(const char* op, const TileSize (&tiles)[COUNT], const ConvJob* jobs, int count, int64_t rows,
+                  int64_t groups, const ConvWork& work, bool whole) {
+  const auto each = static_cast<uint32_t>(rows), all = static_cast<uint32_t>(groups);
+  const char* wanted = std::getenv("COG_RWKV_WIDE_CONV");
+  TileSize tile{};
+  uint32_t parts = 0;
+  if (wanted && std::sscanf(wanted, "%u,%u,%u", &tile.rows, &tile.tokens, &parts) == 3) {
+    for (const TileSize& size : tiles) {
+      if (size.rows != tile.rows || size.tokens != tile.tokens) continue;
+      return make_plan(jobs, count, each, all, tile, whole ? std::clamp(parts, 1u, kMostConvParts) : 1);
+    }
+  }
+  const auto multiprocessors = static_cast<uint32_t>(device_attribute(op, cudaDevAttrMultiProcessorCount));
+  return best_conv_plan(tiles, jobs, count, each, all, work, whole, multiprocessors);
+}
+
+// Whether wide.cuh can take these gathers: TMA counts in small numbers where a place reads.
+template <class T>
+bool wide_possible(const char* op, const std::vector<Gather<T>>& all, const ConvSizes& z) {
+  return all[0].depth > 0 && tiles_end(z) && has_wgmma(op) &&
+         std::all_of(all.begin(), all.end(), [](const auto& a) { return map_possible(a.h) && map_possible(a.w); });
+}
+
+template <class T>
+void wide_gathers(const Launch& launch, const char* op, std::vector<Gather<T>> all, bool whole, const Tensor& result) {
+  // The longest sums first, so that what is left at the end is short.
+  std::stable_sort(all.begin(), all.end(),
+                   [](const auto& a, const auto& b) { return gather_steps(a) > gather_steps(b); });
+  const Gather<T>& first = all[0];
+  ConvJob jobs[kMostGathers];
+  for (size_t i = 0; i < all.size(); i++) jobs[i] = {static_cast<uint32_t>(all[i].places()), gather_steps(all[i])};
+  const auto size = static_cast<double>(result.numel());
+  const int64_t read = first.images * first.h.in_size * first.w.in_size * first.groups * first.depth;
+  const ConvPlan plan = plan_for(op, kGatherTiles, jobs, static_cast<int>(all.size()), first.width, first.groups,
+                                 {2 * (size + static_cast<double>(read)), size}, whole);
+  const Tensor room = room_for_parts<T>(result, plan.parts > 1 ? plan.parts : 0, result.numel());
+  start_wide_gathers<T>(op, launch.stream, all, plan, plan.parts > 1 ? mutable_data<float>(room) : nullptr,
+                        result.numel());
+  if (plan.parts > 1) add_parts<T>(launch, op, room, first.bias, first.out, first.groups * first.width);
 }
 
 // Runs gathers that together write all of `result`.
@@ -190,12 +200,12 @@ void run_gathers(const Launch& launch, const char* op, const std::vector<Gather<
         const auto end = std::min(all.size(), begin + kMostGathers);
         const std::vector<Gather<T>> some(all.begin() + begin, all.begin() + end);
         const bool whole = some.size() == all.size();
-        bool hopper = has_wgmma(op) && tiles_end(z);
-        for (const Gather<T>& a : some) hopper = hopper && map_possible(a.h) && map_possible(a.w);
-        if (all[0].transposed) {
-          half_gathers<T, true>(launch, op, some, whole, hopper, result);
+        if (wide_possible(op, some, z)) {
+          wide_gathers(launch, op, some, whole, result);
+        } else if (all[0].transposed) {
+          half_gathers<T, true>(launch, op, some, whole, result);
         } else {
-          half_gathers<T, false>(launch, op, some, whole, hopper, result);
+          half_gathers<T, false>(launch, op, some, whole, result);
         }
       }
       return;
@@ -223,7 +233,7 @@ WeightTiles weight_tiles(const char* op, const ConvSizes& z, const StepTime& tim
   return {column_tiles, tiles, steps, best_plan(op, tiles * z.groups, steps, size, time)};
 }
 
-template <class T, class S, bool hopper>
+template <class T, class S>
 void half_weight(const Launch& launch, const char* op, const ConvSizes& z, const T* gradient, const T* x,
                  const Tensor& out, const WeightTiles& work) {
   const auto [column_tiles, tiles, steps, plan] = work;
@@ -234,17 +244,23 @@ void half_weight(const Launch& launch, const char* op, const ConvSizes& z, const
   const Grid places{Divisor(z.p), Divisor(z.q)};
   float* const sums = parts > 1 ? mutable_data<float>(room) : nullptr;
   T* const to = mutable_data<T>(out);
-  if constexpr (hopper) {
-    const Axis h = forward_axis(z.h, z.r, z.p, z.rows), w = forward_axis(z.w, z.s, z.q, z.columns);
-    start(launch, op, hopper_weight_kernel<T, S>, grid, S::threads, S::shared,
-          matrix_map(op, gradient, z.k, z.n * z.p * z.q, 1, kLine, true),
-          image_map(op, x, z.n, z.c, map_line(h), map_line(w), kLine), to, sums, z, places,
-          static_cast<int>(column_tiles), static_cast<int>(part_steps));
-  } else {
-    start(launch, op, half_weight_kernel<T, S>, grid, S::threads, S::shared, gradient, x, to, sums, z, places,
-          static_cast<int>(column_tiles), static_cast<int>(part_steps));
-  }
-  if (parts > 1) add_parts<T>(launch, room, nullptr, mutable_data<T>(out), size);
+  start(launch, op, half_weight_kernel<T, S>, grid, S::threads, S::shared, gradient, x, to, sums, z, places,
+        static_cast<int>(column_tiles), static_cast<int>(part_steps));
+  if (parts > 1) add_parts<T>(launch, op, room, nullptr, mutable_data<T>(out), size);
+}
+
+template <class T>
+void wide_weight(const Launch& launch, const char* op, const ConvSizes& z, const T* gradient, const T* x,
+                 const Tensor& out) {
+  const auto size = static_cast<double>(out.numel());
+  const int64_t blocks = z.r * z.s * ((z.c_group() + kLine - 1) / kLine), places = z.n * z.p * z.q;
+  const ConvJob job{static_cast<uint32_t>(z.k_group()), weight_steps(z)};
+  const double read = 2.0 * static_cast<double>(places * z.k + z.n * z.h * z.w * z.c);
+  const ConvPlan plan = plan_for(op, kWeightTiles, &job, 1, blocks * kLine, z.groups, {read, size}, true);
+  const Tensor room = room_for_parts<T>(out, plan.parts > 1 ? plan.parts : 0, out.numel());
+  start_wide_weight<T>(op, launch.stream, z, gradient, x, mutable_data<T>(out), plan,
+                       plan.parts > 1 ? mutable_data<float>(room) : nullptr);
+  if (plan.parts > 1) add_parts<T>(launch, op, room, nullptr, mutable_data<T>(out), out.numel());
 }
 
 template <class T>
@@ -252,19 +268,17 @@ void run_weight(const Launch& launch, const char* op, const ConvSizes& z, const 
                 const Tensor& out) {
   if constexpr (is_half<T>) {
     if (aligned(z) && countable(z) && z.n * z.p * z.q > 0 && aligned16(gradient, x)) {
-      const WeightTiles square = weight_tiles<Square>(op, z, kSquareTime), thin = weight_tiles<Thin>(op, z, kThinTime);
-      const WeightTiles flat = weight_tiles<Flat>(op, z, kThinTime);
-      const bool wide = square.plan.cost <= std::min(thin.plan.cost, flat.plan.cost);
-      const bool high = thin.plan.cost < flat.plan.cost;
       if (has_wgmma(op) && map_possible(forward_axis(z.h, z.r, z.p, z.rows)) &&
           map_possible(forward_axis(z.w, z.s, z.q, z.columns))) {
-        if (wide) return half_weight<T, HopperSquare, true>(launch, op, z, gradient, x, out, square);
-        if (high) return half_weight<T, HopperThin, true>(launch, op, z, gradient, x, out, thin);
-        return half_weight<T, HopperFlat, true>(launch, op, z, gradient, x, out, flat);
+        return wide_weight(launch, op, z, gradient, x, out);
       }
-      if (wide) return half_weight<T, Square, false>(launch, op, z, gradient, x, out, square);
-      if (high) return half_weight<T, Thin, false>(launch, op, z, gradient, x, out, thin);
-      return half_weight<T, Flat, false>(launch, op, z, gradient, x, out, flat);
+      const WeightTiles square = weight_tiles<Square>(op, z, kSquareTime), thin = weight_tiles<Thin>(op, z, kThinTime);
+      const WeightTiles flat = weight_tiles<Flat>(op, z, kThinTime);
+      if (square.plan.cost <= std::min(thin.plan.cost, flat.plan.cost)) {
+        return half_weight<T, Square>(launch, op, z, gradient, x, out, square);
+      }
+      if (thin.plan.cost < flat.plan.cost) return half_weight<T, Thin>(launch, op, z, gradient, x, out, thin);
+      return half_weight<T, Flat>(launch, op, z, gradient, x, out, flat);
     }
   }
   const int64_t columns = z.r * z.s * z.c_group(), places = z.n * z.p * z.q;
@@ -277,7 +291,7 @@ void run_weight(const Launch& launch, const char* op, const ConvSizes& z, const 
   plain_weight_kernel<<<grid, kPlainThreads, 0, launch.stream>>>(gradient, x, mutable_data<arithmetic_t<T>>(room), z,
                                                                  tiles, (places + parts - 1) / parts);
   launch.check();
-  add_parts<T>(launch, room, nullptr, mutable_data<T>(out), out.numel());
+  add_parts<T>(launch, op, room, nullptr, mutable_data<T>(out), out.numel());
 }
 
 Tensor conv2d_cuda(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t stride_h,

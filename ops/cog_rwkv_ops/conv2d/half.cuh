@@ -3,6 +3,7 @@
 
 #include "conv2d.h"
 #include "tensor_core.cuh"
+#include "wide_plan.h"
 
 namespace cog_rwkv {
 
@@ -35,7 +36,6 @@ struct Grid {
 };
 
 // Gathers that write different places of one result: those of a gradient with a stride, in one launch.
-constexpr int kMostGathers = 4;
 struct Gathers {
   int count = 0;
   Axis h[kMostGathers], w[kMostGathers];

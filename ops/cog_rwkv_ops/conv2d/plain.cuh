@@ -1,6 +1,7 @@
 // conv2d for any dtype and any number of channels: tiles in shared memory, multiplied by the usual arithmetic units.
 #pragma once
 
+#include "../csrc/chain.cuh"
 #include "../csrc/cuda.cuh"
 #include "conv2d.h"
 
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kPlainThreads)
 }
 
 // out[i] = the sum of the parts' i and of the bias of channel i % channels. Each thread adds W values of every G-th
-// part; G such sums are added in a fixed order.
+// part; G such sums are added in a fixed order. A kernel of a chain.
 template <int W, int G, class T>
 __global__ void __launch_bounds__(256)
     add_parts_kernel(const arithmetic_t<T>* __restrict__ parts, const T* __restrict__ bias, T* __restrict__ out,
@@ -136,6 +137,8 @@ __global__ void __launch_bounds__(256)
   using A = arithmetic_t<T>;
   constexpr int kAcross = 256 / G;
   __shared__ Vector<A, W> shared[G][kAcross];
+  wait_for_previous();
+  let_next_begin();
   const int lane = threadIdx.x % kAcross, group = threadIdx.x / kAcross;
   for (int64_t base = blockIdx.x * int64_t{kAcross} * W; base < size; base += int64_t{kAcross} * W * gridDim.x) {
     const int64_t i = base + lane * W;

@@ -1,7 +1,7 @@
-// Products of tiles in shared memory on the tensor cores: what both kernels of conv2d for the half precisions share.
-// The tiles are those of csrc/wgmma.cuh.
+// Products of tiles in shared memory on the tensor cores of any GPU from 8.0 on: what both kernels of conv2d for the
+// half precisions share. The tiles are those of csrc/wgmma.cuh.
 //
-// The results of a warp are the same for wgmma and for mma: rows g and g + 8 of 16, columns 2 t and 2 t + 1 of each 8.
+// The results of a warp are, of lane 4 g + t, rows g and g + 8 of 16, columns 2 t and 2 t + 1 of each 8.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,7 +28,7 @@ __device__ __forceinline__ void copies_arrived() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// ---- mma: any GPU from 8.0 on
+// ---- mma
 
 template <bool wide>
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
@@ -87,31 +87,14 @@ __device__ __forceinline__ void multiply_mma(float (&sum)[N / 2], uint32_t left,
   }
 }
 
-// ---- wgmma
-
-#if COG_RWKV_WGMMA
-// As multiply_mma, but under way when it returns.
-template <class T, int N, bool left_wide, bool right_wide>
-__device__ __forceinline__ void start_wgmma(float (&sum)[N / 2], uint32_t left, int row, uint32_t right, int column) {
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < kLine / 16; k++) {
-    const uint64_t b = descriptor(right + column / 64 * kBlockBytes + k * kSixteenTerms<right_wide>);
-    const uint64_t a = descriptor(left + row / 64 * kBlockBytes + k * kSixteenTerms<left_wide>);
-    wgmma<T, N, left_wide, right_wide>(sum, a, b);
-  }
-  wgmma_commit();
-}
-#endif
-
 // ---- the loop over the terms
 
 // How the 8 warps of a block share its tile: groups of four warps above each other (ROWS of them, 1 or 2) or side by
 // side; each computes 64 rows and N columns. STAGES steps are in shared memory at once, so that BLOCKS blocks fit on a
 // multiprocessor: while one waits for memory, the other multiplies.
-template <int ROWS_, int N_, int STAGES_, int BLOCKS_, int THREADS_ = 256>
+template <int ROWS_, int N_, int STAGES_, int BLOCKS_>
 struct Shape {
-  static constexpr int ROWS = ROWS_, N = N_, STAGES = STAGES_, BLOCKS = BLOCKS_, threads = THREADS_;
+  static constexpr int ROWS = ROWS_, N = N_, STAGES = STAGES_, BLOCKS = BLOCKS_, threads = 256;
   static constexpr int height = 64 * ROWS, width = N * (2 / ROWS);
   static constexpr int bytes = (height + width) * 128;  // of one stage
   static constexpr int shared = STAGES * bytes + 1024;  // tiles begin on a multiple of 1024

@@ -144,15 +144,19 @@ __device__ __forceinline__ void give_back(const WideMemory<S>& memory, uint32_t 
   if (threadIdx.x % 32 == 0) barrier_arrive(memory.empty(stage));
 }
 
-// sums = a tile's products over `steps` steps.
-template <class T, class S, bool transposed>
-__device__ __forceinline__ void multiply_tile(float (&sums)[S::BLOCKS][S::TOKENS / 2], const WideMemory<S>& memory,
+// sums = a tile's products over `steps` steps. Where N is less than the tile's tokens, the groups take the same rows
+// and N tokens each. `wide_tokens`: tokens lie as transposed weights do.
+template <class T, class S, bool transposed, bool wide_tokens = false, int N = S::TOKENS>
+__device__ __forceinline__ void multiply_tile(float (&sums)[S::BLOCKS][N / 2], const WideMemory<S>& memory,
                                               uint32_t steps, RingPlace<S>& at) {
-  const uint32_t group = threadIdx.x / 128, first = S::shared_rows ? 0 : group * S::BLOCKS * kBlockBytes;
+  constexpr bool shared_tokens = N == S::TOKENS;
+  const uint32_t group = threadIdx.x / 128;
+  const uint32_t first = S::shared_rows || !shared_tokens ? 0 : group * S::BLOCKS * kBlockBytes;
+  const uint32_t first_token = shared_tokens ? 0 : group * N * 128;
 #pragma unroll
   for (int b = 0; b < S::BLOCKS; b++) {
 #pragma unroll
-    for (int j = 0; j < S::TOKENS / 2; j++) sums[b][j] = 0.0f;
+    for (int j = 0; j < N / 2; j++) sums[b][j] = 0.0f;
   }
   uint32_t before = S::STAGES;  // the stage of the step before
   for (uint32_t step = 0; step < steps; step++) {
@@ -160,16 +164,16 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[S::BLOCKS][S::TOKENS
       at.go_on();
       continue;
     }
-    const uint32_t left = memory.stage(at.stage) + first, right = memory.stage(at.stage) + S::weights;
+    const uint32_t left = memory.stage(at.stage) + first, right = memory.stage(at.stage) + S::weights + first_token;
     barrier_wait(memory.full(at.stage), at.round & 1);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kLine / 16; k++) {
-      const uint64_t tokens = descriptor(right + k * kSixteenTerms<false>);
+      const uint64_t tokens = descriptor(right + k * kSixteenTerms<wide_tokens>);
 #pragma unroll
       for (int b = 0; b < S::BLOCKS; b++) {
         const uint32_t weights = left + b * kBlockBytes + k * kSixteenTerms<transposed>;
-        wgmma<T, S::TOKENS, transposed, false>(sums[b], descriptor(weights), tokens);
+        wgmma<T, N, transposed, wide_tokens>(sums[b], descriptor(weights), tokens);
       }
     }
     wgmma_commit();

@@ -71,12 +71,15 @@ constexpr int kSixteenTerms = wide ? 16 * 128 : 32;
 #define COG_RWKV_SUMS8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define COG_RWKV_SUMS16 COG_RWKV_SUMS8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define COG_RWKV_SUMS32 COG_RWKV_SUMS16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define COG_RWKV_SUMS24 COG_RWKV_SUMS16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define COG_RWKV_SUMS48 COG_RWKV_SUMS32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define COG_RWKV_SUMS64                                              \
   COG_RWKV_SUMS32                                                    \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
   ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define COG_RWKV_SUMS80 COG_RWKV_SUMS64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define COG_RWKV_SUMS96 COG_RWKV_SUMS80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define COG_RWKV_SUMS104 COG_RWKV_SUMS96 ",%96,%97,%98,%99,%100,%101,%102,%103"
 #define COG_RWKV_SUMS120                                                                                         \
   COG_RWKV_SUMS96                                                                                                \
   ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
@@ -103,14 +106,21 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t left, uint64_t
     COG_RWKV_WGMMA_ANY(16, COG_RWKV_SUMS8, 8, 9, 10, 11, COG_RWKV_8(d, 0))
   } else if constexpr (N == 32) {
     COG_RWKV_WGMMA_ANY(32, COG_RWKV_SUMS16, 16, 17, 18, 19, COG_RWKV_16(d, 0))
+  } else if constexpr (N == 48) {
+    COG_RWKV_WGMMA_ANY(48, COG_RWKV_SUMS24, 24, 25, 26, 27, COG_RWKV_16(d, 0), COG_RWKV_8(d, 16))
   } else if constexpr (N == 64) {
     COG_RWKV_WGMMA_ANY(64, COG_RWKV_SUMS32, 32, 33, 34, 35, COG_RWKV_32(d, 0))
+  } else if constexpr (N == 96) {
+    COG_RWKV_WGMMA_ANY(96, COG_RWKV_SUMS48, 48, 49, 50, 51, COG_RWKV_32(d, 0), COG_RWKV_16(d, 32))
   } else if constexpr (N == 128) {
     COG_RWKV_WGMMA_ANY(128, COG_RWKV_SUMS64, 64, 65, 66, 67, COG_RWKV_64(d, 0))
   } else if constexpr (N == 160) {
     COG_RWKV_WGMMA_ANY(160, COG_RWKV_SUMS80, 80, 81, 82, 83, COG_RWKV_64(d, 0), COG_RWKV_16(d, 64))
   } else if constexpr (N == 192) {
     COG_RWKV_WGMMA_ANY(192, COG_RWKV_SUMS96, 96, 97, 98, 99, COG_RWKV_64(d, 0), COG_RWKV_32(d, 64))
+  } else if constexpr (N == 208) {
+    COG_RWKV_WGMMA_ANY(208, COG_RWKV_SUMS104, 104, 105, 106, 107, COG_RWKV_64(d, 0), COG_RWKV_32(d, 64),
+                       COG_RWKV_8(d, 96))
   } else if constexpr (N == 240) {
     COG_RWKV_WGMMA_ANY(240, COG_RWKV_SUMS120, 120, 121, 122, 123, COG_RWKV_64(d, 0), COG_RWKV_32(d, 64),
                        COG_RWKV_16(d, 96), COG_RWKV_8(d, 112))

@@ -156,3 +156,17 @@ def test_chains_of_both_layouts_in_a_cuda_graph(n: int, hopper: str) -> None:
             graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(got, chain(True)), seed
+
+
+@every_dtype
+@pytest.mark.gpu
+def test_other_matrices_at_the_same_address(dtype: torch.dtype, hopper: str, guard: Guarded, monkeypatch) -> None:
+    """What is remembered of a matrix is never taken for another that lies where it lay, nor for one with more rows."""
+    memory, inputs = Fill(hopper)(1024 * 1024, dtype=dtype, scale=0.03), Fill(hopper, 1)(300 * 1024, dtype=dtype)
+    for tile in ((128, 64), (256, 64), (128, 128)):
+        use(tile, monkeypatch)
+        for m, k, n in ((1024, 512, 200), (512, 1024, 200), (1024, 1024, 200), (512, 1024, 300), (1024, 512, 200)):
+            jobs = [(inputs[: n * k].view(n, k), memory[: m * k].view(m, k), None, "none")]
+            check_group(jobs, run(guard, jobs, True))
+            jobs = [(inputs[: n * k].view(n, k), memory[: m * k].view(k, m).T, None, "none")]
+            check_group(jobs, run(guard, jobs, False))

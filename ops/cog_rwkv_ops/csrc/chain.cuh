@@ -8,7 +8,10 @@
 // As none begins before the one ahead of it has waited, a kernel may even read early what only the last but one wrote.
 #pragma once
 
+#include <map>
+#include <mutex>
 #include <type_traits>
+#include <utility>
 
 #include "cuda.cuh"
 
@@ -33,23 +36,45 @@ __device__ __forceinline__ void prefetch_l2(const void* address) {
 #endif
 }
 
-// Whether the current device can overlap the kernels of a chain; elsewhere they run one after the other. What the
-// driver compiled from code for older devices does not wait, so it must not begin early either.
-inline bool can_chain(const void* kernel) {
-  int device = 0, major = 0;
+// Whether the current device can overlap a kernel with the one before it; elsewhere they run one after the other. What
+// the driver compiled from code for older devices does not wait, so it must not begin early either.
+inline bool can_chain(const void* kernel, int device) {
+  int major = 0;
   cudaFuncAttributes attributes;
-  return !plain_gpu() && cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9 &&
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9 &&
          cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
+}
+
+// Makes a kernel ready for launches on the current device, with so many bytes of shared memory or more. Returns whether
+// it can overlap the one before it. What the driver is told and asked is remembered for each kernel and device, by all
+// threads together, as the limit of one is that of the others: it takes longer than a launch, and a step is hundreds.
+inline bool ready_to_chain(const char* op, const void* kernel, size_t shared_bytes) {
+  struct Known {
+    size_t shared_bytes;
+    bool chains;
+  };
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, Known> kernels;
+  int device = 0;
+  check_cuda(op, cudaGetDevice(&device));
+  const std::lock_guard lock(mutex);
+  const auto found = kernels.find({kernel, device});
+  if (found != kernels.end() && shared_bytes <= found->second.shared_bytes) return found->second.chains;
+  // Two kernels share a multiprocessor only where they divide its memory into cache and shared memory alike.
+  const auto carveout = cudaFuncAttributePreferredSharedMemoryCarveout;
+  check_cuda(op, cudaFuncSetAttribute(kernel, carveout, cudaSharedmemCarveoutMaxShared));
+  const auto dynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  if (shared_bytes > 0) check_cuda(op, cudaFuncSetAttribute(kernel, dynamic, static_cast<int>(shared_bytes)));
+  const Known known{shared_bytes, can_chain(kernel, device)};
+  kernels[{kernel, device}] = known;
+  return known.chains;
 }
 
 template <class... Parameters>
 void launch_chained(const char* op, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                     size_t shared_bytes, std::type_identity_t<Parameters>... arguments) {
   const void* const function = reinterpret_cast<const void*>(kernel);
-  // Two kernels share a multiprocessor only where they divide its memory into cache and shared memory alike.
-  const auto attribute = cudaFuncAttributePreferredSharedMemoryCarveout;
-  check_cuda(op, cudaFuncSetAttribute(function, attribute, cudaSharedmemCarveoutMaxShared));
+  const bool chains = ready_to_chain(op, function, shared_bytes) && !plain_gpu();
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -59,7 +84,7 @@ void launch_chained(const char* op, cudaStream_t stream, void (*kernel)(Paramete
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &overlap;
-  config.numAttrs = can_chain(function) ? 1 : 0;
+  config.numAttrs = chains ? 1 : 0;
   check_cuda(op, cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <map>
+#include <unordered_map>
 #include <vector>
 
 #include "aligned.cuh"
@@ -50,15 +51,50 @@ WidePlan plan_for(const WideJob* jobs, int count, uint32_t n, bool transposed, u
   return known[key] = best_wide_plan(jobs, count, n, transposed, most_parts, multiprocessors);
 }
 
+// All that the map of a matrix depends on, so that one of a tensor that has gone is never that of another.
+struct MapKey {
+  const void* data;
+  int64_t columns, rows;
+  uint32_t tile;
+  ScalarType type;
+  int device;
+
+  bool operator==(const MapKey&) const = default;
+};
+
+struct MapHash {
+  size_t operator()(const MapKey& key) const {
+    uint64_t hash = reinterpret_cast<uintptr_t>(key.data) >> 4;
+    for (const int64_t one : {key.columns, key.rows, int64_t{key.tile}}) {
+      hash = (hash ^ static_cast<uint64_t>(one)) * 0x9E3779B97F4A7C15u;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+};
+
+// The map of a matrix [rows, columns] in tiles of so many rows, encoded once: a layer's buffers are those of the last
+// one, and weights stay where they are.
 template <class T>
-void describe(const char* op, WideList& list, bool transposed) {
+const CUtensorMap& map_for(const char* op, const void* data, int64_t columns, int64_t rows, uint32_t tile, int device) {
+  constexpr size_t most = 4096;
+  static thread_local std::unordered_map<MapKey, CUtensorMap, MapHash> known;
+  constexpr auto type = std::is_same_v<T, Half> ? ScalarType::Half : ScalarType::BFloat16;
+  const MapKey key{data, columns, rows, tile, type, device};
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  if (known.size() >= most) known.clear();
+  return known[key] = matrix_map(op, static_cast<const T*>(data), columns, 1, rows, tile, false);
+}
+
+template <class T>
+void describe(const char* op, WideList& list, bool transposed, int device) {
   const TileSize& tile = list.plan.tile;
   for (int i = 0; i < kMaxProducts && list.jobs[i].x != nullptr; i++) {
     const Product& job = list.jobs[i];
-    const T* weight = static_cast<const T*>(job.weight);
-    list.weights[i] = transposed ? matrix_map(op, weight, job.m, 1, job.k, 64, false)
-                                 : matrix_map(op, weight, job.k, 1, job.m, tile.rows, false);
-    list.tokens[i] = matrix_map(op, static_cast<const T*>(job.x), job.k, 1, list.n, tile.tokens, false);
+    list.weights[i] = transposed ? map_for<T>(op, job.weight, job.m, job.k, 64, device)
+                                 : map_for<T>(op, job.weight, job.k, job.m, tile.rows, device);
+    list.tokens[i] = map_for<T>(op, job.x, job.k, list.n, tile.tokens, device);
   }
 }
 
@@ -88,10 +124,10 @@ int wide_products(const char* op, cudaStream_t stream, ScalarType type, const Pr
   const bool transposed = jobs[0].transposed;
   list.plan = plan_for(sizes, count, static_cast<uint32_t>(n), transposed, most_parts, device, blocks);
   if (type == ScalarType::Half) {
-    describe<Half>(op, list, transposed);
+    describe<Half>(op, list, transposed, device);
     wide_launch_half(op, stream, list, transposed, blocks);
   } else {
-    describe<BFloat16>(op, list, transposed);
+    describe<BFloat16>(op, list, transposed, device);
     wide_launch_bfloat16(op, stream, list, transposed, blocks);
   }
   return static_cast<int>(list.plan.parts);

@@ -9,7 +9,6 @@ namespace cog_rwkv {
 template <class T, class S, bool transposed>
 void launch_wide(const char* op, cudaStream_t stream, const WideList& list, uint32_t blocks) {
   const auto kernel = wide_kernel<T, S, transposed>;
-  check_cuda(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::bytes));
   launch_chained(op, stream, kernel, dim3(std::min(list.plan.first[kMaxProducts], blocks)), dim3(kWideThreads),
                  S::bytes, list);
 }

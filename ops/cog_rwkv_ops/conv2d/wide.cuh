@@ -69,10 +69,6 @@ struct WideWeight {
 
 #if COG_RWKV_WGMMA
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(&map)) : "memory");
-}
-
 // What one tile of a gather is copied from.
 template <class T, class S, bool transposed>
 struct GatherSource {

@@ -10,7 +10,6 @@ namespace cog_rwkv {
 
 template <class Shape, class List>
 void launch_convolution(const char* op, cudaStream_t stream, void (*kernel)(List), const List& list) {
-  check_cuda(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::bytes));
   const uint32_t multiprocessors = device_attribute(op, cudaDevAttrMultiProcessorCount);
   launch_chained(op, stream, kernel, dim3(std::min(list.plan.units(), multiprocessors)), dim3(kWideThreads),
                  Shape::bytes, list);

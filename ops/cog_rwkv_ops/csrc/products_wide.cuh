@@ -19,7 +19,8 @@ static_assert(kMostJobs == kMaxProducts);
 
 constexpr int kSumThreads = 256,
               kWideThreads = kSumThreads + 128;  // those that multiply, and the group of one that copies
-constexpr uint32_t kWholeBytes = 227 * 1024, kSmallBytes = 104 * 1024;  // shared memory of a block; of one of two
+// Shared memory of a block; of one of two on a multiprocessor; and what is asked for where a second one shall not fit.
+constexpr uint32_t kWholeBytes = 227 * 1024, kSmallBytes = 104 * 1024, kAloneBytes = 116 * 1024;
 
 // The argument of a kernel. Weights of [m, k], or of [k, m] where they are transposed.
 struct WideList {
@@ -34,7 +35,7 @@ struct WideShape {
   static constexpr int ROWS = ROWS_, TOKENS = TOKENS_;
   static constexpr bool shared_rows = ROWS == 64;              // the groups take the same rows, every other step each
   static constexpr int BLOCKS = shared_rows ? 1 : ROWS / 128;  // blocks of 64 rows, of a group
-  // For few tokens, two blocks fit a multiprocessor: the next kernel's are there before this one ends.
+  // For few tokens, two blocks fit a multiprocessor, or one and those of the kernels before and after it.
   static constexpr bool small = shared_rows && TOKENS <= 16;
   static constexpr uint32_t weights = ROWS * 128, stage = weights + TOKENS * 128;
   static constexpr uint32_t turn = (TOKENS < 32 ? TOKENS : 32) * 128;  // so many tokens by 64 rows, on their way out
@@ -115,24 +116,22 @@ __device__ __forceinline__ void copy_units(const WideList& list, const WideMemor
   for (uint32_t unit = blockIdx.x; unit < plan.first[kMaxProducts]; unit += gridDim.x) {
     const WidePlace place = place_of(plan, unit);
     const RowRange steps = steps_of_part(static_cast<uint32_t>(list.jobs[place.job].k), place.part, plan.parts);
-    const uint32_t count = steps.end - steps.begin;
-    const auto step = [&](uint32_t i) { return steps.begin + turned_step(place.row, i, count); };
-    uint32_t i = 0;
+    uint32_t step = steps.begin;
     if (unit == blockIdx.x) {
-      const uint32_t ahead = min(count, S::STAGES);
+      const uint32_t ahead = min(steps.end - steps.begin, S::STAGES);
       prefetch_map(list.tokens[place.job]);
-      for (; i < ahead; i++) {
+      for (uint32_t i = 0; i < ahead; i++) {
         barrier_expect(memory.full(i), S::stage);
-        copy_weights<S, transposed>(list, memory, place, i, step(i));
+        copy_weights<S, transposed>(list, memory, place, i, step + i);
       }
       wait_for_previous();
-      for (i = 0; i < ahead; i++, at.go_on()) copy_tokens(list, memory, place, i, step(i));
+      for (uint32_t i = 0; i < ahead; i++, step++, at.go_on()) copy_tokens(list, memory, place, i, step);
     }
-    for (; i < count; i++, at.go_on()) {
+    for (; step < steps.end; step++, at.go_on()) {
       if (at.round > 0) barrier_wait(memory.empty(at.stage), (at.round - 1) & 1);
       barrier_expect(memory.full(at.stage), S::stage);
-      copy_weights<S, transposed>(list, memory, place, at.stage, step(i));
-      copy_tokens(list, memory, place, at.stage, step(i));
+      copy_weights<S, transposed>(list, memory, place, at.stage, step);
+      copy_tokens(list, memory, place, at.stage, step);
     }
   }
 }

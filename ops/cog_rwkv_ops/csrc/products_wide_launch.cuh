@@ -9,8 +9,10 @@ namespace cog_rwkv {
 template <class T, class S, bool transposed>
 void launch_wide(const char* op, cudaStream_t stream, const WideList& list, uint32_t multiprocessors) {
   const auto kernel = wide_kernel<T, S, transposed>;
-  launch_chained(op, stream, kernel, dim3(blocks_of(list.plan, multiprocessors, S::small ? 2 : 1)), dim3(kWideThreads),
-                 S::bytes, list);
+  const uint32_t blocks = blocks_of(list.plan, multiprocessors, S::small ? 2 : 1);
+  // Blocks that are one for each multiprocessor might else meet on those that the kernel before has left.
+  const uint32_t bytes = S::small && blocks <= multiprocessors ? kAloneBytes : S::bytes;
+  launch_chained(op, stream, kernel, dim3(blocks), dim3(kWideThreads), bytes, list);
 }
 
 template <class T, class S>

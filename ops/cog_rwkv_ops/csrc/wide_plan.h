@@ -64,13 +64,6 @@ inline WidePlan make_plan(const WideJob* jobs, int count, uint32_t n, TileSize t
   return plan;
 }
 
-// The i-th of `count` steps, of the unit whose first row is `row`. Eight steps at a time are taken in another order
-// elsewhere, so that not all blocks ask for the same line of the activations at once; yet what they ask for is near.
-COG_RWKV_BOTH uint32_t turned_step(uint32_t row, uint32_t i, uint32_t count) {
-  const uint32_t first = i & ~7u;
-  return first + 8 <= count ? first + ((i + row / 256) & 7u) : i;
-}
-
 // How many blocks go through the units. `together`: that fit a multiprocessor. One each is best, as the next kernel's
 // then have room beside them; but where some would have two units and others one, two that run together share what
 // comes from memory, and all end at once.
@@ -88,6 +81,7 @@ constexpr double kIngressCycles = 1.0 / 50;   // a byte into the shared memory o
 constexpr double kCacheCycles = 1.0 / 6500;   // a byte out of L2, for all of them
 constexpr double kMemoryCycles = 1.0 / 2450;  // a byte out of memory, for all of them
 constexpr double kPullCycles = 1.0 / 28;      // the same, for one
+constexpr double kSliceCycles = 1.0 / 1500;   // a byte of a slice, by who writes it or who adds it up
 constexpr double kStartCycles = 2500;         // until the first tiles are there
 
 // Of one step of a tile, while `blocks` blocks run.
@@ -114,7 +108,7 @@ inline double plan_cycles(const WidePlan& plan, const WideJob* jobs, int count, 
     bytes += 2.0 * jobs[i].m * jobs[i].k + 2.0 * n * jobs[i].k + 2.0 * n * jobs[i].m;
   }
   const double pull = kPullCycles / blocks, memory = bytes * (pull > kMemoryCycles ? pull : kMemoryCycles) + end;
-  const double slices = plan.parts == 1 ? 0 : 8.0 * n * jobs[0].m * plan.parts * kCacheCycles;  // written and read
+  const double slices = plan.parts == 1 ? 0 : 8.0 * n * jobs[0].m * plan.parts * kSliceCycles;  // written and read
   return kStartCycles + (busy > memory ? busy : memory) + slices;
 }
 

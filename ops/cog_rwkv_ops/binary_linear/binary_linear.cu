@@ -89,8 +89,8 @@ __device__ __forceinline__ void prefetch_rows(const CountArgs<T>& p, int64_t fir
 // kRows rows of x (blockIdx.y says which) times all rows of the weight, kColumns at a time a warp.
 template <class T, int kRows, int kColumns>
 __global__ void __launch_bounds__(kThreads, kRows == 1 ? 2 : 1) count_kernel(CountArgs<T> p) {
-  extern __shared__ uint4 packed[];     // [kRows, groups]
-  constexpr int kAhead = 4 / kColumns;  // groups a lane that are asked for before x is packed
+  extern __shared__ uint4 packed[];  // [kRows, groups]
+  constexpr int kAhead = 2;          // groups a lane that are asked for before x is packed
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t step = gridDim.x * int64_t{kWarps * kColumns};
   const int64_t column0 = (blockIdx.x * int64_t{kWarps} + warp) * kColumns, row0 = blockIdx.y * int64_t{kRows};
@@ -110,15 +110,16 @@ __global__ void __launch_bounds__(kThreads, kRows == 1 ? 2 : 1) count_kernel(Cou
 #pragma unroll 1
   for (int r = 0; r < kRows; r++) {
     const T* row = p.x + (row0 + r) * p.k;
+#pragma unroll 1
     for (int b = threadIdx.x; b < bytes; b += kThreads) {
       const uint32_t byte = row0 + r < p.n ? sign_byte(row, int64_t{8} * b, p.k, p.whole) : 0;
       reinterpret_cast<uint8_t*>(packed)[r * bytes + b] = static_cast<uint8_t>(byte);
     }
   }
   __syncthreads();
-  for (int64_t column = column0; column < p.m; column += step) {
+  const auto count_columns = [&](int64_t column, auto first) {
     int count[kColumns][kRows] = {};
-    auto add = [&](const uint4(&w)[kColumns], int g) {
+    const auto add = [&](const uint4(&w)[kColumns], int g) {
 #pragma unroll
       for (int r = 0; r < kRows; r++) {
         const uint4 x = packed[r * groups + g];
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 1 ? 2 : 1) count_kernel(Cou
       }
     };
     int g = lane;
-    if (column == column0) {
+    if constexpr (first.value) {
 #pragma unroll
       for (int i = 0; i < kAhead; i++, g += 32) {
         if (g < groups) add(ahead[i], g);
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 1 ? 2 : 1) count_kernel(Cou
     } else {
       scale = p.scale[min(column + lane % kColumns, p.m - 1)];
     }
-#pragma unroll 2
+#pragma unroll(kColumns < 4 ? 2 : 1)
     for (; g < groups; g += 32) {
       uint4 w[kColumns];
       load_groups(w, p.signs, column, p.m, p.groups, g);
@@ -153,7 +154,10 @@ __global__ void __launch_bounds__(kThreads, kRows == 1 ? 2 : 1) count_kernel(Cou
         }
       }
     }
-  }
+  };
+  if (column0 < p.m) count_columns(column0, std::true_type{});
+#pragma unroll 1
+  for (int64_t column = column0 + step; column < p.m; column += step) count_columns(column, std::false_type{});
 }
 
 template <class T, int kRows, int kColumns>

@@ -4,9 +4,7 @@
 // The results of a warp are, of lane 4 g + t, rows g and g + 8 of 16, columns 2 t and 2 t + 1 of each 8.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "../csrc/mma16.cuh"
 #include "../csrc/wgmma.cuh"
 
 namespace cog_rwkv {
@@ -30,19 +28,6 @@ __device__ __forceinline__ void copies_arrived() {
 
 // ---- mma
 
-template <bool wide>
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
-  if constexpr (wide) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-  }
-}
-
 // The address that a lane gives to ldmatrix for 16 rows from `row` on and 16 terms from `term` on. The four 8 x 8
 // matrices come out as rows 0-7 terms 0-7, rows 8-15 terms 0-7, rows 0-7 terms 8-15, rows 8-15 terms 8-15.
 template <bool wide>
@@ -51,21 +36,6 @@ __device__ __forceinline__ uint32_t matrices_at(uint32_t tile, int row, int term
   if constexpr (!wide) return tile + swizzled(r, t / 8);
   const int r8 = row + lane / 8 % 2 * 8, term8 = term + lane / 16 * 8 + lane % 8;
   return tile + r8 / kLine * kBlockBytes + swizzled(term8, r8 % kLine / 8);
-}
-
-template <class T>
-__device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (sizeof(T) == 2 && std::is_same_v<T, BFloat16>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
 }
 
 // sum += 64 terms of 64 rows of `left` from `row` on, 16 for each warp of four, times N rows of `right` from `column`

@@ -4,6 +4,7 @@
 
 #include "../csrc/math.h"
 #include "../csrc/mma.cuh"
+#include "../csrc/mma16.cuh"
 
 namespace cog_rwkv {
 
@@ -50,27 +51,6 @@ __device__ __forceinline__ void start_rank_weights(const RankList<W>& list, W* m
   }
 }
 
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row)));
-}
-
-template <class W>
-__device__ __forceinline__ void mma16(Sums& sums, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<W, Half>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
-
 // 16 channels of n tokens, by a warp; `weights` [16, rank], `hidden` [n, rank], `out` [n, 64] of these channels on.
 template <class W>
 __device__ __forceinline__ void multiply_rank(const W* weights, const W* hidden, W* out, int rank, int n) {
@@ -81,9 +61,10 @@ __device__ __forceinline__ void multiply_rank(const W* weights, const W* hidden,
 #pragma unroll 4
   for (int k = 0; k < rank; k += 32) {
     uint32_t a[2][4], b[4];
-    load_matrices(b, right + k), load_matrices(a[0], left + k), load_matrices(a[1], left + k + 16);
-    mma16<W>(even, a[0], b[0], b[1]);
-    mma16<W>(odd, a[1], b[2], b[3]);
+    load_matrices<false>(b, shared_address(right + k));
+    load_matrices<false>(a[0], shared_address(left + k)), load_matrices<false>(a[1], shared_address(left + k + 16));
+    mma<W>(even, a[0], b[0], b[1]);
+    mma<W>(odd, a[1], b[2], b[3]);
   }
 #pragma unroll
   for (int i = 0; i < 4; i++) {

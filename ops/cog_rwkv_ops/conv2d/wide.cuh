@@ -1,6 +1,6 @@
 // conv2d for the half precisions on Hopper: TMA copies tiles into shared memory, wgmma multiplies them.
 //
-// The blocks are those of csrc/products_wide.cuh: one warp copies, up to STAGES steps of 64 terms ahead and from one
+// The blocks are those of csrc/products_wide.cuh: some warps copy, up to STAGES steps of 64 terms ahead and from one
 // tile to the next, two groups of four warps multiply and write. Of a gather, the rows of a tile are channels of the
 // result and its tokens are places: what a tap of 64 channels reads of them is one copy, which puts zeros where it
 // leaves the image. Of the gradient of the weight, rows are columns (tap, channel), tokens are outputs, terms are
@@ -11,6 +11,8 @@
 #include "half.cuh"
 
 namespace cog_rwkv {
+
+constexpr uint32_t kCopyWarps = 3;
 
 template <int ROWS_, int TOKENS_>
 struct ConvShape {
@@ -222,17 +224,32 @@ struct WeightTarget {
 
 // ---- what both have in common
 
-// One thread copies whatever this block multiplies.
+// Whether this is the one thread of a warp that does what one does alone. The compiler knows what this instruction
+// means: then what copies need lies in registers of the warp, without a loop over threads around each copy.
+__device__ __forceinline__ bool elected() {
+  uint32_t mine = 0;
+  asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; @one mov.u32 %0, 1;}" : "+r"(mine));
+  return mine != 0;
+}
+
+// One thread of each of kCopyWarps warps copies whatever this block multiplies, these in turns, step by step: one alone
+// takes longer to find out what to copy than the tensor cores take for a small tile.
 template <class S, class Source, class List>
-__device__ __forceinline__ void copy_units(const List& list, const WideMemory<S>& memory) {
+__device__ __forceinline__ void copy_units(const List& list, const WideMemory<S>& memory, uint32_t warp) {
+  // A warp has seen that what was STAGES steps before its last step is done, which is further on than two rounds ago.
+  static_assert(S::STAGES >= kCopyWarps);
   RingPlace<S> at;
+  uint32_t turn = 0;
   for (uint32_t unit = blockIdx.x; unit < list.plan.units(); unit += gridDim.x) {
     const Source source(list, place_of(list.plan, unit));
     const RowRange steps = part_of_steps(source.steps(), source.place.part, list.plan.parts);
     for (uint32_t step = steps.begin; step < steps.end; step++, at.go_on()) {
-      if (at.round > 0) barrier_wait(memory.empty(at.stage), (at.round - 1) & 1);
-      barrier_expect(memory.full(at.stage), S::stage);
-      source.copy(memory.stage(at.stage), memory.full(at.stage), step);
+      if (turn == warp) {
+        if (at.round > 0) barrier_wait(memory.empty(at.stage), (at.round - 1) & 1);
+        barrier_expect(memory.full(at.stage), S::stage);
+        source.copy(memory.stage(at.stage), memory.full(at.stage), step);
+      }
+      turn = turn + 1 == kCopyWarps ? 0 : turn + 1;
     }
   }
 }
@@ -362,7 +379,8 @@ __device__ __forceinline__ void convolve(const List& list) {
   let_next_begin();
   if (threadIdx.x >= kSumThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == kSumThreads) copy_units<S, Source>(list, memory);
+    const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - kSumThreads / 32;
+    if (warp < kCopyWarps && elected()) copy_units<S, Source>(list, memory, warp);
     __syncwarp();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

@@ -7,29 +7,10 @@
 // places.
 #pragma once
 
-#include "../csrc/products_wide.cuh"
 #include "half.cuh"
+#include "wide_join.cuh"
 
 namespace cog_rwkv {
-
-constexpr uint32_t kCopyWarps = 3;
-
-template <int ROWS_, int TOKENS_>
-struct ConvShape {
-  static constexpr int ROWS = ROWS_, TOKENS = TOKENS_;
-  static constexpr bool shared_rows = false;              // both groups take every step
-  static constexpr bool halves = ROWS == 64;              // they take the same rows, and half of the tokens each
-  static constexpr int BLOCKS = halves ? 1 : ROWS / 128;  // blocks of 64 rows, of a group
-  static constexpr int N = halves ? TOKENS / 2 : TOKENS;  // tokens of a group
-  static constexpr int COPIES = TOKENS > 256 ? 2 : 1, COPY = TOKENS / COPIES;  // of the places of a gather
-  static constexpr uint32_t weights = ROWS * 128, stage = weights + TOKENS * 128;
-  static constexpr uint32_t turn = 32 * 128, turns = 4 * turn, barriers = 256, whole = 227 * 1024;
-  static constexpr uint32_t table = N * 8, tables = 4 * table;  // where tokens are written, of two units of both groups
-  static constexpr uint32_t rest = 1024 + turns + barriers + tables;  // tiles begin on a multiple of 1024
-  static constexpr uint32_t room = (whole - rest) / stage, STAGES = room < 10 ? room : 10;
-  static constexpr uint32_t bytes = STAGES * stage + rest;
-  static_assert(STAGES >= 3 && (ROWS % 128 == 0 || halves) && N % 16 == 0 && COPY % 8 == 0);
-};
 
 // ---- gathers
 
@@ -50,7 +31,7 @@ struct WideGathers {
   ConvPlan plan;
   T* out;
   const T* bias;  // or null
-  float* room;    // [parts][size], where there are several parts
+  float* room;    // [slices][size], where there are any
   int64_t size;
   int depth, width;
 };
@@ -359,7 +340,8 @@ __device__ __forceinline__ void multiply_units(const List& list, const WideMemor
     note_tokens<S>(target, table);
     float sums[S::BLOCKS][S::N / 2];
     multiply_tile<T, S, left_wide, right_wide, S::N>(sums, memory, steps.end - steps.begin, at);
-    if (list.plan.parts > 1) {
+    if (list.plan.joined && !join_parts<S>(sums, memory, target.place.part)) return;
+    if (list.plan.slices() > 0) {
       write_sums<S>(sums, target, table, list.room + target.place.part * list.size);
     } else {
       if (target.biased()) add_bias<S>(sums, target);
@@ -374,7 +356,12 @@ template <class T, class S, bool left_wide, bool right_wide, class Source, class
 __device__ __forceinline__ void convolve(const List& list) {
   extern __shared__ __align__(1024) unsigned char bytes[];
   const WideMemory<S> memory{(shared_address(bytes) + 1023) & ~1023u};
+  init_mail(memory);
   init_barriers(memory);
+  if (list.plan.joined) {
+    begin_greeting();
+    end_greeting();
+  }
   wait_for_previous();
   let_next_begin();
   if (threadIdx.x >= kSumThreads) {

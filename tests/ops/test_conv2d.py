@@ -197,11 +197,11 @@ def test_results_are_the_same_every_time(cuda: str) -> None:
 
 # Rows and tokens, as in wide_plan.h; one that is not for a pass leaves it its own choice.
 TILES = [(64, 128), (64, 256), (64, 384), (256, 96)]
-TILES += [(128, tokens) for tokens in (48, 64, 96, 128, 160, 192, 208, 256)]
+TILES += [(128, tokens) for tokens in (48, 64, 96, 112, 128, 160, 192, 208, 256)]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("tile", TILES)
 def test_every_tile(tile: tuple[int, int], parts: int, cuda: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles each way, the last ones not full; with strides, several grids of places in one launch."""

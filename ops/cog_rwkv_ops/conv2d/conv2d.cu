@@ -150,19 +150,20 @@ void half_gathers(const Launch& launch, const char* op, const std::vector<Gather
 // `tiles`.
 template <size_t COUNT>
 ConvPlan plan_for(const char* op, const TileSize (&tiles)[COUNT], const ConvJob* jobs, int count, int64_t rows,
-                  int64_t groups, const ConvWork& work, bool whole) {
+                  int64_t groups, const ConvWork& work, bool transposed, bool gather, bool whole) {
   const auto each = static_cast<uint32_t>(rows), all = static_cast<uint32_t>(groups);
+  const auto multiprocessors = static_cast<uint32_t>(device_attribute(op, cudaDevAttrMultiProcessorCount));
   const char* wanted = std::getenv("COG_RWKV_WIDE_CONV");
   TileSize tile{};
   uint32_t parts = 0;
   if (wanted && std::sscanf(wanted, "%u,%u,%u", &tile.rows, &tile.tokens, &parts) == 3) {
     for (const TileSize& size : tiles) {
       if (size.rows != tile.rows || size.tokens != tile.tokens) continue;
-      return make_plan(jobs, count, each, all, tile, whole ? std::clamp(parts, 1u, kMostConvParts) : 1);
+      parts = whole ? std::clamp(parts, 1u, kMostConvParts) : 1;
+      return make_plan(jobs, count, each, all, tile, parts, multiprocessors);
     }
   }
-  const auto multiprocessors = static_cast<uint32_t>(device_attribute(op, cudaDevAttrMultiProcessorCount));
-  return best_conv_plan(tiles, jobs, count, each, all, work, whole, multiprocessors);
+  return best_conv_plan(tiles, jobs, count, each, all, work, transposed, gather, whole, multiprocessors);
 }
 
 // Whether wide.cuh can take these gathers: TMA counts in small numbers where a place reads.
@@ -171,6 +172,9 @@ bool wide_possible(const char* op, const std::vector<Gather<T>>& all, const Conv
   return all[0].depth > 0 && tiles_end(z) && has_wgmma(op) &&
          std::all_of(all.begin(), all.end(), [](const auto& a) { return map_possible(a.h) && map_possible(a.w); });
 }
+
+// Of one dimension: strides leave some out.
+int64_t pixels_read(const Axis& axis) { return std::min<int64_t>(axis.in_size, int64_t{axis.size} * axis.taps); }
 
 template <class T>
 void wide_gathers(const Launch& launch, const char* op, std::vector<Gather<T>> all, bool whole, const Tensor& result) {
@@ -181,13 +185,13 @@ void wide_gathers(const Launch& launch, const char* op, std::vector<Gather<T>> a
   ConvJob jobs[kMostGathers];
   for (size_t i = 0; i < all.size(); i++) jobs[i] = {static_cast<uint32_t>(all[i].places()), gather_steps(all[i])};
   const auto size = static_cast<double>(result.numel());
-  const int64_t read = first.images * first.h.in_size * first.w.in_size * first.groups * first.depth;
+  const int64_t read = first.images * pixels_read(first.h) * pixels_read(first.w) * first.groups * first.depth;
   const ConvPlan plan = plan_for(op, kGatherTiles, jobs, static_cast<int>(all.size()), first.width, first.groups,
-                                 {2 * (size + static_cast<double>(read)), size}, whole);
-  const Tensor room = room_for_parts<T>(result, plan.parts > 1 ? plan.parts : 0, result.numel());
-  start_wide_gathers<T>(op, launch.stream, all, plan, plan.parts > 1 ? mutable_data<float>(room) : nullptr,
+                                 {2 * (size + static_cast<double>(read)), size}, first.transposed, true, whole);
+  const Tensor room = room_for_parts<T>(result, plan.slices(), result.numel());
+  start_wide_gathers<T>(op, launch.stream, all, plan, plan.slices() > 0 ? mutable_data<float>(room) : nullptr,
                         result.numel());
-  if (plan.parts > 1) add_parts<T>(launch, op, room, first.bias, first.out, first.groups * first.width);
+  if (plan.slices() > 0) add_parts<T>(launch, op, room, first.bias, first.out, first.groups * first.width);
 }
 
 // Runs gathers that together write all of `result`.
@@ -255,12 +259,13 @@ void wide_weight(const Launch& launch, const char* op, const ConvSizes& z, const
   const auto size = static_cast<double>(out.numel());
   const int64_t blocks = z.r * z.s * ((z.c_group() + kLine - 1) / kLine), places = z.n * z.p * z.q;
   const ConvJob job{static_cast<uint32_t>(z.k_group()), weight_steps(z)};
-  const double read = 2.0 * static_cast<double>(places * z.k + z.n * z.h * z.w * z.c);
-  const ConvPlan plan = plan_for(op, kWeightTiles, &job, 1, blocks * kLine, z.groups, {read, size}, true);
-  const Tensor room = room_for_parts<T>(out, plan.parts > 1 ? plan.parts : 0, out.numel());
+  const double read =
+      2.0 * static_cast<double>(places * z.k + z.n * std::min(z.h, z.p * z.r) * std::min(z.w, z.q * z.s) * z.c);
+  const ConvPlan plan = plan_for(op, kWeightTiles, &job, 1, blocks * kLine, z.groups, {read, size}, true, false, true);
+  const Tensor room = room_for_parts<T>(out, plan.slices(), out.numel());
   start_wide_weight<T>(op, launch.stream, z, gradient, x, mutable_data<T>(out), plan,
-                       plan.parts > 1 ? mutable_data<float>(room) : nullptr);
-  if (plan.parts > 1) add_parts<T>(launch, op, room, nullptr, mutable_data<T>(out), out.numel());
+                       plan.slices() > 0 ? mutable_data<float>(room) : nullptr);
+  if (plan.slices() > 0) add_parts<T>(launch, op, room, nullptr, mutable_data<T>(out), out.numel());
 }
 
 template <class T>

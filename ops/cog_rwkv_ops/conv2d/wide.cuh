@@ -1,33 +1,16 @@
 // conv2d for the half precisions on Hopper: TMA copies tiles into shared memory, wgmma multiplies them.
 //
-// The blocks are those of csrc/products_wide.cuh: one warp copies, up to STAGES steps of 64 terms ahead and from one
+// The blocks are those of csrc/products_wide.cuh: some warps copy, up to STAGES steps of 64 terms ahead and from one
 // tile to the next, two groups of four warps multiply and write. Of a gather, the rows of a tile are channels of the
 // result and its tokens are places: what a tap of 64 channels reads of them is one copy, which puts zeros where it
 // leaves the image. Of the gradient of the weight, rows are columns (tap, channel), tokens are outputs, terms are
 // places.
 #pragma once
 
-#include "../csrc/products_wide.cuh"
 #include "half.cuh"
+#include "wide_join.cuh"
 
 namespace cog_rwkv {
-
-template <int ROWS_, int TOKENS_>
-struct ConvShape {
-  static constexpr int ROWS = ROWS_, TOKENS = TOKENS_;
-  static constexpr bool shared_rows = false;              // both groups take every step
-  static constexpr bool halves = ROWS == 64;              // they take the same rows, and half of the tokens each
-  static constexpr int BLOCKS = halves ? 1 : ROWS / 128;  // blocks of 64 rows, of a group
-  static constexpr int N = halves ? TOKENS / 2 : TOKENS;  // tokens of a group
-  static constexpr int COPIES = TOKENS > 256 ? 2 : 1, COPY = TOKENS / COPIES;  // of the places of a gather
-  static constexpr uint32_t weights = ROWS * 128, stage = weights + TOKENS * 128;
-  static constexpr uint32_t turn = 32 * 128, turns = 4 * turn, barriers = 256, whole = 227 * 1024;
-  static constexpr uint32_t table = N * 8, tables = 4 * table;  // where tokens are written, of two units of both groups
-  static constexpr uint32_t rest = 1024 + turns + barriers + tables;  // tiles begin on a multiple of 1024
-  static constexpr uint32_t room = (whole - rest) / stage, STAGES = room < 10 ? room : 10;
-  static constexpr uint32_t bytes = STAGES * stage + rest;
-  static_assert(STAGES >= 3 && (ROWS % 128 == 0 || halves) && N % 16 == 0 && COPY % 8 == 0);
-};
 
 // ---- gathers
 
@@ -48,7 +31,7 @@ struct WideGathers {
   ConvPlan plan;
   T* out;
   const T* bias;  // or null
-  float* room;    // [parts][size], where there are several parts
+  float* room;    // [slices][size], where there are any
   int64_t size;
   int depth, width;
 };
@@ -222,17 +205,32 @@ struct WeightTarget {
 
 // ---- what both have in common
 
-// One thread copies whatever this block multiplies.
+// Whether this is the one thread of a warp that does what one does alone. The compiler knows what this instruction
+// means: then what copies need lies in registers of the warp, without a loop over threads around each copy.
+__device__ __forceinline__ bool elected() {
+  uint32_t mine = 0;
+  asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; @one mov.u32 %0, 1;}" : "+r"(mine));
+  return mine != 0;
+}
+
+// One thread of each of kCopyWarps warps copies whatever this block multiplies, these in turns, step by step: one alone
+// takes longer to find out what to copy than the tensor cores take for a small tile.
 template <class S, class Source, class List>
-__device__ __forceinline__ void copy_units(const List& list, const WideMemory<S>& memory) {
+__device__ __forceinline__ void copy_units(const List& list, const WideMemory<S>& memory, uint32_t warp) {
+  // A warp has seen that what was STAGES steps before its last step is done, which is further on than two rounds ago.
+  static_assert(S::STAGES >= kCopyWarps);
   RingPlace<S> at;
+  uint32_t turn = 0;
   for (uint32_t unit = blockIdx.x; unit < list.plan.units(); unit += gridDim.x) {
     const Source source(list, place_of(list.plan, unit));
     const RowRange steps = part_of_steps(source.steps(), source.place.part, list.plan.parts);
     for (uint32_t step = steps.begin; step < steps.end; step++, at.go_on()) {
-      if (at.round > 0) barrier_wait(memory.empty(at.stage), (at.round - 1) & 1);
-      barrier_expect(memory.full(at.stage), S::stage);
-      source.copy(memory.stage(at.stage), memory.full(at.stage), step);
+      if (turn == warp) {
+        if (at.round > 0) barrier_wait(memory.empty(at.stage), (at.round - 1) & 1);
+        barrier_expect(memory.full(at.stage), S::stage);
+        source.copy(memory.stage(at.stage), memory.full(at.stage), step);
+      }
+      turn = turn + 1 == kCopyWarps ? 0 : turn + 1;
     }
   }
 }
@@ -342,7 +340,8 @@ __device__ __forceinline__ void multiply_units(const List& list, const WideMemor
     note_tokens<S>(target, table);
     float sums[S::BLOCKS][S::N / 2];
     multiply_tile<T, S, left_wide, right_wide, S::N>(sums, memory, steps.end - steps.begin, at);
-    if (list.plan.parts > 1) {
+    if (list.plan.joined && !join_parts<S>(sums, memory, target.place.part)) return;
+    if (list.plan.slices() > 0) {
       write_sums<S>(sums, target, table, list.room + target.place.part * list.size);
     } else {
       if (target.biased()) add_bias<S>(sums, target);
@@ -357,12 +356,18 @@ template <class T, class S, bool left_wide, bool right_wide, class Source, class
 __device__ __forceinline__ void convolve(const List& list) {
   extern __shared__ __align__(1024) unsigned char bytes[];
   const WideMemory<S> memory{(shared_address(bytes) + 1023) & ~1023u};
+  init_mail(memory);
   init_barriers(memory);
+  if (list.plan.joined) {
+    begin_greeting();
+    end_greeting();
+  }
   wait_for_previous();
   let_next_begin();
   if (threadIdx.x >= kSumThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == kSumThreads) copy_units<S, Source>(list, memory);
+    const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - kSumThreads / 32;
+    if (warp < kCopyWarps && elected()) copy_units<S, Source>(list, memory, warp);
     __syncwarp();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

@@ -11,8 +11,8 @@ namespace cog_rwkv {
 template <class Shape, class List>
 void launch_convolution(const char* op, cudaStream_t stream, void (*kernel)(List), const List& list) {
   const uint32_t multiprocessors = device_attribute(op, cudaDevAttrMultiProcessorCount);
-  launch_chained(op, stream, kernel, dim3(std::min(list.plan.units(), multiprocessors)), dim3(kWideThreads),
-                 Shape::bytes, list);
+  launch_chained_clusters(op, stream, list.plan.joined ? 2 : 1, kernel,
+                          dim3(std::min(list.plan.units(), multiprocessors)), dim3(kWideThreads), Shape::bytes, list);
 }
 
 // Calls run(ConvShape) for the tile of a plan, which is one of `tiles`.

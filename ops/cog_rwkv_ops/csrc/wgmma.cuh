@@ -73,6 +73,7 @@ constexpr int kSixteenTerms = wide ? 16 * 128 : 32;
 #define COG_RWKV_SUMS32 COG_RWKV_SUMS16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define COG_RWKV_SUMS24 COG_RWKV_SUMS16 ",%16,%17,%18,%19,%20,%21,%22,%23"
 #define COG_RWKV_SUMS48 COG_RWKV_SUMS32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define COG_RWKV_SUMS56 COG_RWKV_SUMS48 ",%48,%49,%50,%51,%52,%53,%54,%55"
 #define COG_RWKV_SUMS64                                              \
   COG_RWKV_SUMS32                                                    \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
@@ -112,6 +113,8 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t left, uint64_t
     COG_RWKV_WGMMA_ANY(64, COG_RWKV_SUMS32, 32, 33, 34, 35, COG_RWKV_32(d, 0))
   } else if constexpr (N == 96) {
     COG_RWKV_WGMMA_ANY(96, COG_RWKV_SUMS48, 48, 49, 50, 51, COG_RWKV_32(d, 0), COG_RWKV_16(d, 32))
+  } else if constexpr (N == 112) {
+    COG_RWKV_WGMMA_ANY(112, COG_RWKV_SUMS56, 56, 57, 58, 59, COG_RWKV_32(d, 0), COG_RWKV_16(d, 32), COG_RWKV_8(d, 48))
   } else if constexpr (N == 128) {
     COG_RWKV_WGMMA_ANY(128, COG_RWKV_SUMS64, 64, 65, 66, 67, COG_RWKV_64(d, 0))
   } else if constexpr (N == 160) {

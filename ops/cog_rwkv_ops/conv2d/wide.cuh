@@ -205,14 +205,6 @@ struct WeightTarget {
 
 // ---- what both have in common
 
-// Whether this is the one thread of a warp that does what one does alone. The compiler knows what this instruction
-// means: then what copies need lies in registers of the warp, without a loop over threads around each copy.
-__device__ __forceinline__ bool elected() {
-  uint32_t mine = 0;
-  asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; @one mov.u32 %0, 1;}" : "+r"(mine));
-  return mine != 0;
-}
-
 // One thread of each of kCopyWarps warps copies whatever this block multiplies, these in turns, step by step: one alone
 // takes longer to find out what to copy than the tensor cores take for a small tile.
 template <class S, class Source, class List>

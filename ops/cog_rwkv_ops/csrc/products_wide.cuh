@@ -365,7 +365,8 @@ __global__ void __launch_bounds__(kWideThreads, S::small ? 2 : 1) wide_kernel(co
   init_barriers(memory);
   if (threadIdx.x >= kSumThreads) {
     if (!S::small) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == kSumThreads) copy_units<S, transposed>(list, memory);
+    const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (warp == kSumThreads / 32 && elected()) copy_units<S, transposed>(list, memory);
     __syncwarp();
   } else {
     if (!S::small) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

@@ -90,6 +90,14 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 }
 
 #if COG_RWKV_WGMMA
+// Whether this is the one thread of a warp that does what one does alone. The compiler knows what this instruction
+// means: then what copies need lies in registers of the warp, without a loop over threads around each copy.
+__device__ __forceinline__ bool elected() {
+  uint32_t mine = 0;
+  asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; @one mov.u32 %0, 1;}" : "+r"(mine));
+  return mine != 0;
+}
+
 // Fetches what a map says, so that the first copy by it need not wait for that.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(&map)) : "memory");

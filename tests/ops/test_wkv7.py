@@ -231,11 +231,11 @@ def make_many(heads: int, device: str, dtype: torch.dtype, tokens: int = 100) ->
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", FLOAT_OR_HALF[1:], ids=str)
-@pytest.mark.parametrize("heads", [1, 8, 20, 33])
+@pytest.mark.parametrize("heads", [1, 8, 12, 33])
 def test_producers_apart_change_no_bit_on_cuda(
     dtype: torch.dtype, heads: int, cuda: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Long sequences of few heads are produced by blocks of their own, where the GPU allows it."""
+    """Producers have blocks of their own where long sequences have few heads: beside four shares a head, two, one."""
     given = make_many(heads, cuda, dtype, 1001)
     y, after = cog_rwkv_ops.wkv7(**given)
     again = cog_rwkv_ops.wkv7(**given)

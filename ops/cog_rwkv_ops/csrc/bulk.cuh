@@ -2,22 +2,28 @@
 // in global memory. Addresses lie on 16-byte boundaries, and bytes are a multiple of 16.
 #pragma once
 
-#include "shared.cuh"
+#include "cluster.cuh"
 
 namespace cog_rwkv {
 
 // Between what a thread did to memory itself and what bulk copies do to it next, or the other way round.
 __device__ __forceinline__ void fence_bulk() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// Arrives at a barrier in shared memory, whose phase then lasts until the copy is there as well.
+// Counts on a barrier in shared memory when it is there.
 __device__ __forceinline__ void copy_in(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
-  const uint32_t at = shared_address(barrier);
-  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;}" ::"r"(at), "r"(bytes)
-               : "memory");
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),
-               "l"(global), "r"(bytes), "r"(at)
+               "l"(global), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
+}
+
+// The same in both blocks of a cluster of two, for each at the same place and on its own barrier.
+__device__ __forceinline__ void copy_in_both(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "h"(static_cast<uint16_t>(3))
+      : "memory");
 }
 
 __device__ __forceinline__ void copy_out(void* global, const void* shared, uint32_t bytes) {

@@ -65,11 +65,14 @@ __device__ __forceinline__ void fill_shelf(const Wkv7<T, void>& p, const Shelf& 
   if (sends && sent != nullptr) publish(sent);
 }
 
-// A warp fetches the chunks of a head in turn. It asks for as many flags as it has lanes, once for all that are set.
+// A warp fetches the chunks of a head in turn, of two blocks together each one half for both: these have the same head.
+// It asks for as many flags as it has lanes, once for all that are set.
 template <class T>
 __device__ __forceinline__ void fetch_chunks(const Shelf& shelf, const Sequence& s, int64_t first, Ring slots,
                                              Barriers& barriers, int lane) {
+  constexpr uint32_t kBytes = Slot::kKept<T> * 4, kHalf = Slot::kKept<T> / 2;
   const int count = static_cast<int>((s.end - s.begin + kChunk - 1) / kChunk);
+  const uint32_t rank = rank_in_cluster(slots.blocks);
   int ready = 0, turn = 0;
   uint32_t parity = 1;
   for (int chunk = 0; chunk < count; chunk++) {
@@ -81,14 +84,20 @@ __device__ __forceinline__ void fetch_chunks(const Shelf& shelf, const Sequence&
     wait(&barriers.empty[turn], parity);
     if (lane == 0) {
       const float* from = shelf.chunks + (first + chunk) * Slot::kKept<T>;
-      copy_in(slots.at(turn).base, from, Slot::kKept<T> * 4, &barriers.full[turn]);
+      float* const to = slots.at(turn).base;
+      expect_bytes(&barriers.full[turn], kBytes);
+      if (slots.blocks == 1) {
+        copy_in(to, from, kBytes, &barriers.full[turn]);
+      } else {
+        copy_in_both(to + rank * kHalf, from + rank * kHalf, kBytes / 2, &barriers.full[turn]);
+      }
     }
     if (++turn == slots.count) turn = 0, parity ^= 1;
   }
 }
 
 // First the blocks of producers, with `pairs` of warps; then a block a sequence, head and share of its values: 4 /
-// shares pairs of consumers, a warp that fetches, and `slots` to fetch into.
+// shares pairs of consumers, a warp that fetches, and `slots` to fetch into. In clusters of two unless shares is 1.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     wkv7_apart_kernel(const Wkv7<T, void> p, ScalarType state_type, Shelf shelf, int shares, int pairs, int slots) {
@@ -104,7 +113,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     return;
   }
   const int64_t block = static_cast<int64_t>(blockIdx.x) - shelf.producers;
-  const Ring ring{memory, Slot::kKept<T>, slots};
+  const Ring ring{memory, Slot::kKept<T>, slots, shares > 1 ? 2 : 1};
   follow_share<T, false>(p, state_type, shares, block, ring, barriers, 1, [&](const Share& s, int pair, Team team) {
     const int64_t first = shelf.at(s.sequence, block / shares / p.heads, s.head);
     if (pair == 0 && team.part == 0) fetch_chunks<T>(shelf, s.sequence, first, ring, barriers, team.lane);

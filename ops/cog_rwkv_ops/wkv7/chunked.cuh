@@ -16,6 +16,7 @@
 // pair exchange them, in the middle of a chunk, and go on with all of U, but y of half of the tokens.
 #pragma once
 
+#include "../csrc/cluster.cuh"
 #include "produce.cuh"
 
 namespace cog_rwkv {
@@ -41,10 +42,10 @@ struct Exchange {
   float4 sums[2][2][3][kWarp];  // [turn][sender][which][lane]
 };
 
-// Slots in shared memory, so many floats apart.
+// Slots in shared memory, so many floats apart. Two blocks in a cluster may fill those of both together.
 struct Ring {
   float* base;
-  int stride, count;
+  int stride, count, blocks;
   __device__ Slot at(int i) const { return {base + i * stride}; }
 };
 
@@ -262,7 +263,11 @@ __device__ __forceinline__ void consume(const Wkv7<T, void>& p, ScalarType state
     wait(&barriers.full[turn], parity);
     step_state<T, split>(s, y, slot, value, exchange.sums[buffer], c);
     __syncwarp();
-    if (c.lane == 0) arrive(&barriers.empty[turn]);
+    if (slots.blocks == 1) {
+      if (c.lane == 0) arrive(&barriers.empty[turn]);
+    } else if (c.lane < slots.blocks) {
+      arrive_at_block(c.lane, &barriers.empty[turn]);
+    }
     write_y(p.y + t * stride + share.head * kHead + value, stride, y[0].sums, n, c);
     if (++turn == slots.count) turn = 0, parity ^= 1;
   }
@@ -290,10 +295,12 @@ __device__ __forceinline__ void follow_share(const Wkv7<T, void>& p, ScalarType 
   if (threadIdx.x == 0) {
     for (int j = 0; j < slots.count; j++) {
       init_barrier(&barriers.full[j], fillers);
-      init_barrier(&barriers.empty[j], 2 * consumers);
+      init_barrier(&barriers.empty[j], 2 * consumers * slots.blocks);
     }
+    tell_of_barriers();
   }
   __syncthreads();  // barrier 0: the pairs have the next ones
+  if (slots.blocks > 1) sync_cluster();
   if (pair < consumers) {
     Exchange& exchange = reinterpret_cast<Exchange*>(slots.at(slots.count).base)[pair];
     const auto consume_part = [&](auto c) {
@@ -307,6 +314,7 @@ __device__ __forceinline__ void follow_share(const Wkv7<T, void>& p, ScalarType 
   } else {
     others(share, pair - consumers, Team{1 + pair, part, lane});
   }
+  if (slots.blocks > 1) sync_cluster();  // the other block still arrives here
 }
 
 // A block a sequence, head and share of its values: 4 / shares pairs of consumers and then `producers` of producers.
@@ -317,7 +325,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   __shared__ Barriers barriers;
   wait_for_previous();
   let_next_begin();
-  const Ring slots{memory, Slot::kFloats, producers};
+  const Ring slots{memory, Slot::kFloats, producers, 1};
   follow_share<T, split>(
       p, state_type, shares, blockIdx.x, slots, barriers, 2,
       [&](const Share& share, int pair, Team team) { produce<T, split>(p, share, slots, barriers, pair, team); });

@@ -41,18 +41,23 @@ void launch_chunked(const Launch& launch, const Wkv7<T, void>& work, ScalarType 
                  state_type, shares, producers);
 }
 
-// Whether producers get multiprocessors of their own: where all of them find room beside half as many heads or fewer.
+// Whether producers get multiprocessors of their own: where long sequences leave them half of all.
 template <class T>
 bool is_apart(const Wkv7<T, void>& work) {
-  if (sizeof(T) == 4 || plain_gpu() || device_attribute("wkv7", cudaDevAttrComputeCapabilityMajor) < 9) return false;
-  const int64_t longest = work.rows != nullptr ? work.tokens : work.each, heads = work.batch * work.heads;
-  const int64_t bytes = (work.tokens / kChunk + work.batch) * work.heads * Slot::kKept<T> * 4;
-  return longest >= kApartFrom && heads * 2 <= multiprocessors() && bytes <= kApartBytes;
+  if constexpr (sizeof(T) == 4) {
+    return false;
+  } else {
+    const int64_t longest = work.rows != nullptr ? work.tokens : work.each, heads = work.batch * work.heads;
+    const int64_t bytes = (work.tokens / kChunk + work.batch) * work.heads * Slot::kKept<T> * 4;
+    if (longest < kApartFrom || heads * 2 > multiprocessors() || bytes > kApartBytes) return false;
+    return !plain_gpu() && ready_to_chain("wkv7", reinterpret_cast<const void*>(wkv7_apart_kernel<T>), 0);
+  }
 }
 
 template <class T>
 void launch_apart(const Launch& launch, const Wkv7<T, void>& work, ScalarType state_type, const Tensor& y) {
-  const int heads = static_cast<int>(work.batch * work.heads), shares = heads * 4 <= multiprocessors() ? 2 : 1;
+  const int heads = static_cast<int>(work.batch * work.heads), cluster = heads * 4 <= multiprocessors() ? 2 : 1;
+  const int shares = heads * 8 <= multiprocessors() ? 4 : cluster;
   const int places = static_cast<int>(work.tokens / kChunk + work.batch);
   const int flags = places * static_cast<int>(work.heads);
   const int64_t floats = int64_t{flags} * (Slot::kKept<T> + 1);
@@ -62,7 +67,7 @@ void launch_apart(const Launch& launch, const Wkv7<T, void>& work, ScalarType st
   const Shelf shelf{.chunks = chunks,
                     .flags = reinterpret_cast<uint32_t*>(chunks + int64_t{flags} * Slot::kKept<T>),
                     .places = places,
-                    .producers = multiprocessors() - heads * shares,
+                    .producers = (multiprocessors() - heads * shares) / cluster * cluster,
                     .longest = static_cast<int>((longest + kChunk - 1) / kChunk)};
   launch_chained("wkv7", launch.stream, wkv7_clear_kernel, dim3(blocks(flags, kClearThreads)), dim3(kClearThreads), 0,
                  shelf.flags, flags);
@@ -71,8 +76,8 @@ void launch_apart(const Launch& launch, const Wkv7<T, void>& work, ScalarType st
   const int pairs = std::clamp(room_for_slots(0) / Slot::kBytes, 1, kMaxProducers);
   const int bytes = std::max(pairs * Slot::kBytes, slots * Slot::kKept<T> * 4 + exchanges);
   const int threads = std::max(pairs, consumers + 1) * 2 * kWarp;
-  launch_chained("wkv7", launch.stream, wkv7_apart_kernel<T>, dim3(shelf.producers + heads * shares), dim3(threads),
-                 bytes, work, state_type, shelf, shares, pairs, slots);
+  launch_chained_clusters("wkv7", launch.stream, cluster, wkv7_apart_kernel<T>, dim3(shelf.producers + heads * shares),
+                          dim3(threads), bytes, work, state_type, shelf, shares, pairs, slots);
 }
 
 // The length of a sequence alone decides how it is computed, whatever its neighbours: so on the device, where the

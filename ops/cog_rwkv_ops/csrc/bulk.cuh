@@ -9,6 +9,9 @@ namespace cog_rwkv {
 // Between what a thread did to memory itself and what bulk copies do to it next, or the other way round.
 __device__ __forceinline__ void fence_bulk() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
+// The same for shared memory alone, which is faster.
+__device__ __forceinline__ void fence_bulk_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Counts on a barrier in shared memory when it is there.
 __device__ __forceinline__ void copy_in(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -51,12 +51,13 @@ __device__ __forceinline__ void sync_cluster() {
 #endif
 }
 
-// Arrives at a barrier in shared memory, that of block `rank`.
+// Arrives at a barrier in shared memory, that of block `rank`: what this thread has read may be overwritten. Of what it
+// wrote that says nothing, as waiting for that would take as long as the memory does.
 __device__ __forceinline__ void arrive_at_block(uint32_t rank, uint64_t* barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(barrier)), "r"(rank));
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 #endif
 }
 

@@ -58,7 +58,7 @@ __device__ __forceinline__ void fill_shelf(const Wkv7<T, void>& p, const Shelf& 
     wait_for_copies();
     team.sync();
     make_chunk<T, false>(slot, n, team);
-    fence_bulk();
+    fence_bulk_shared();
     team.sync();
     if (sends) copy_out(shelf.chunks + at * Slot::kKept<T>, slot.base, Slot::kKept<T> * 4), sent = shelf.flags + at;
   }

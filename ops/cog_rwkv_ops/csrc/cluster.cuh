@@ -15,13 +15,20 @@ constexpr int kMostInCluster = 8;  // that every device with clusters allows
 // Which block of its cluster this is, in clusters of `size` along x.
 __device__ __forceinline__ uint32_t rank_in_cluster(uint32_t size) { return blockIdx.x % size; }
 
+// After a thread has made barriers, before it greets the others.
+__device__ __forceinline__ void tell_of_barriers() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
 // One thread makes its block's inbox ready, then all threads of a cluster greet each other, in two halves; between
 // these they may do other things. After that there may be mail.
 __device__ __forceinline__ void make_inbox(uint64_t* inbox) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(inbox)) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
+  tell_of_barriers();
 }
 __device__ __forceinline__ void begin_greeting() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -32,6 +39,25 @@ __device__ __forceinline__ void begin_greeting() {
 __device__ __forceinline__ void end_greeting() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Until all threads of the cluster are here, and what they did before is done.
+__device__ __forceinline__ void sync_cluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Arrives at a barrier in shared memory, that of block `rank`: what this thread has read may be overwritten. Of what it
+// wrote that says nothing, as waiting for that would take as long as the memory does.
+__device__ __forceinline__ void arrive_at_block(uint32_t rank, uint64_t* barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(barrier)), "r"(rank));
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 #endif
 }
 

@@ -16,6 +16,7 @@
 // pair exchange them, in the middle of a chunk, and go on with all of U, but y of half of the tokens.
 #pragma once
 
+#include "../csrc/cluster.cuh"
 #include "produce.cuh"
 
 namespace cog_rwkv {
@@ -41,24 +42,26 @@ struct Exchange {
   float4 sums[2][2][3][kWarp];  // [turn][sender][which][lane]
 };
 
+// Slots in shared memory, so many floats apart. Two blocks in a cluster may fill those of both together.
+struct Ring {
+  float* base;
+  int stride, count, blocks;
+  __device__ Slot at(int i) const { return {base + i * stride}; }
+};
+
 template <class T, bool split>
-__device__ __forceinline__ void produce(const Wkv7<T, void>& p, const Share& s, float* slots, Barriers& barriers,
-                                        int producers, int producer, Team team) {
-  const Slot slot{slots + producer * Slot::kFloats};
+__device__ __forceinline__ void produce(const Wkv7<T, void>& p, const Share& s, Ring slots, Barriers& barriers,
+                                        int producer, Team team) {
+  const Slot slot = slots.at(producer);
   uint32_t parity = 1;
-  const int64_t step = static_cast<int64_t>(producers) * kChunk;
+  const int64_t step = int64_t{kChunk} * slots.count;
   for (int64_t t = s.sequence.begin + producer * kChunk; t < s.sequence.end; t += step, parity ^= 1) {
     const int n = static_cast<int>(min(s.sequence.end - t, int64_t{kChunk}));
     wait(&barriers.empty[producer], parity);
     start_copies(p, slot, t, n, s.head, s.first, s.count, team);
     wait_for_copies();
     team.sync();
-    scale_inputs<T, split>(slot, n, team);
-    float* lower = slot.inverse();
-    between_tokens<split>(slot, lower, team);
-    if (team.part == 0) invert<split>(slot, lower, team.lane);
-    team.sync();
-    apply_inverse<split>(slot, team);
+    make_chunk<T, split>(slot, n, team);
     if (team.lane == 0) arrive(&barriers.full[producer]);
   }
 }
@@ -92,8 +95,7 @@ __device__ __forceinline__ void load_values(Left (&v)[2], const Slot& slot, int 
 #pragma unroll
   for (int step = 0; step < 2; step++) {
     const int token = 8 * step + 2 * q;
-    const T* first = reinterpret_cast<const T*>(slot.row(kV, token)) + value + g;
-    const T* second = reinterpret_cast<const T*>(slot.row(kV, token + 1)) + value + g;
+    const T *first = slot.values<T>(token) + value + g, *second = slot.values<T>(token + 1) + value + g;
     v[step][0] = static_cast<float>(first[0]), v[step][1] = static_cast<float>(first[8]);
     v[step][2] = static_cast<float>(second[0]), v[step][3] = static_cast<float>(second[8]);
   }
@@ -237,9 +239,8 @@ __device__ __forceinline__ void with_state_type(ScalarType type, F f) {
 }
 
 template <class T, bool split, int kPart>
-__device__ __forceinline__ void consume(const Wkv7<T, void>& p, ScalarType state_type, const Share& share, float* slots,
-                                        Barriers& barriers, Exchange& exchange, int producers, int value,
-                                        Consumer<kPart> c) {
+__device__ __forceinline__ void consume(const Wkv7<T, void>& p, ScalarType state_type, const Share& share, Ring slots,
+                                        Barriers& barriers, Exchange& exchange, int value, Consumer<kPart> c) {
   const int64_t corner = (share.head * kHead + value) * kHead;
   State s;
   with_state_type(state_type, [&](auto type) {
@@ -252,7 +253,7 @@ __device__ __forceinline__ void consume(const Wkv7<T, void>& p, ScalarType state
   const int64_t stride = p.heads * kHead;
   for (int64_t t = share.sequence.begin; t < share.sequence.end; t += kChunk, buffer ^= 1) {
     const int n = static_cast<int>(min(share.sequence.end - t, int64_t{kChunk}));
-    const Slot slot{slots + turn * Slot::kFloats};
+    const Slot slot = slots.at(turn);
     Tokens y[2];
     if (p.checkpoints != nullptr) {
       const int64_t chunk = (t - share.sequence.begin) / kChunk, chunks = (p.each + kChunk - 1) / kChunk;
@@ -262,9 +263,13 @@ __device__ __forceinline__ void consume(const Wkv7<T, void>& p, ScalarType state
     wait(&barriers.full[turn], parity);
     step_state<T, split>(s, y, slot, value, exchange.sums[buffer], c);
     __syncwarp();
-    if (c.lane == 0) arrive(&barriers.empty[turn]);
+    if (slots.blocks == 1) {
+      if (c.lane == 0) arrive(&barriers.empty[turn]);
+    } else if (c.lane < slots.blocks) {
+      arrive_at_block(c.lane, &barriers.empty[turn]);
+    }
     write_y(p.y + t * stride + share.head * kHead + value, stride, y[0].sums, n, c);
-    if (++turn == producers) turn = 0, parity ^= 1;
+    if (++turn == slots.count) turn = 0, parity ^= 1;
   }
   with_state_type(state_type, [&](auto type) {
     using S = typename decltype(type)::type;
@@ -273,35 +278,33 @@ __device__ __forceinline__ void consume(const Wkv7<T, void>& p, ScalarType state
   });
 }
 
-// A block a sequence, head and share of its values: 4 / shares pairs of consumers and then `producers` of producers.
-template <class T, bool split>
-__global__ void __launch_bounds__(kMaxThreads, 1)
-    wkv7_chunked_kernel(const Wkv7<T, void> p, ScalarType state_type, int shares, int producers) {
-  extern __shared__ __align__(16) float slots[];
-  __shared__ Barriers barriers;
-  wait_for_previous();
-  let_next_begin();
-  const int64_t count = p.heads * shares, i = blockIdx.x / count;
-  const int block = static_cast<int>(blockIdx.x % count);
+// Share `block` of all sequences and heads, by a block with 4 / shares pairs of consumers; others(share, team) by the
+// pairs after them, who fill the slots: `fillers` arrive when one is full. Behind the slots lies what is exchanged.
+template <class T, bool split, class F>
+__device__ __forceinline__ void follow_share(const Wkv7<T, void>& p, ScalarType state_type, int shares, int64_t block,
+                                             Ring slots, Barriers& barriers, int fillers, F others) {
+  const int64_t i = block / shares / p.heads, head = block / shares % p.heads;
   const int consumers = 4 / shares, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int pair = warp / 2, part = warp % 2, values = static_cast<int>(kHead) / shares;
-  const Share share{sequence_of_block(p, i), block / shares, block % shares * values, values};
+  const Share share{sequence_of_block(p, i), head, static_cast<int>(block % shares) * values, values};
   if (p.alone && share.first == 0) {
     fill_gaps(p, i, share.head, share.sequence.begin == share.sequence.end);
     if (!share.sequence.row_ok) fill_nan(p, share.head, share.sequence.begin, share.sequence.end);
   }
   if (!share.sequence.row_ok || !p.takes(share.sequence)) return;
   if (threadIdx.x == 0) {
-    for (int j = 0; j < producers; j++) {
-      init_barrier(&barriers.full[j], 2);
-      init_barrier(&barriers.empty[j], 2 * consumers);
+    for (int j = 0; j < slots.count; j++) {
+      init_barrier(&barriers.full[j], fillers);
+      init_barrier(&barriers.empty[j], 2 * consumers * slots.blocks);
     }
+    tell_of_barriers();
   }
   __syncthreads();  // barrier 0: the pairs have the next ones
+  if (slots.blocks > 1) sync_cluster();
   if (pair < consumers) {
-    Exchange& exchange = reinterpret_cast<Exchange*>(slots + producers * Slot::kFloats)[pair];
+    Exchange& exchange = reinterpret_cast<Exchange*>(slots.at(slots.count).base)[pair];
     const auto consume_part = [&](auto c) {
-      consume<T, split>(p, state_type, share, slots, barriers, exchange, producers, share.first + pair * 16, c);
+      consume<T, split>(p, state_type, share, slots, barriers, exchange, share.first + pair * 16, c);
     };
     if (part == 0) {
       consume_part(Consumer<0>{lane, 1 + pair});
@@ -309,8 +312,23 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       consume_part(Consumer<1>{lane, 1 + pair});
     }
   } else {
-    produce<T, split>(p, share, slots, barriers, producers, pair - consumers, {1 + pair, part, lane});
+    others(share, pair - consumers, Team{1 + pair, part, lane});
   }
+  if (slots.blocks > 1) sync_cluster();  // the other block still arrives here
+}
+
+// A block a sequence, head and share of its values: 4 / shares pairs of consumers and then `producers` of producers.
+template <class T, bool split>
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    wkv7_chunked_kernel(const Wkv7<T, void> p, ScalarType state_type, int shares, int producers) {
+  extern __shared__ __align__(16) float memory[];
+  __shared__ Barriers barriers;
+  wait_for_previous();
+  let_next_begin();
+  const Ring slots{memory, Slot::kFloats, producers, 1};
+  follow_share<T, split>(
+      p, state_type, shares, blockIdx.x, slots, barriers, 2,
+      [&](const Share& share, int pair, Team team) { produce<T, split>(p, share, slots, barriers, pair, team); });
 }
 
 }  // namespace cog_rwkv

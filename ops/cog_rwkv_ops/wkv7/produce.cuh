@@ -21,19 +21,17 @@ __device__ __forceinline__ void start_copies(const Wkv7<T, void>& p, const Slot&
                                              int64_t head, int first, int count, Team team) {
   constexpr int kPer16 = 16 / sizeof(T), kPieces = static_cast<int>(kHead) / kPer16, kRows = 2 * kWarp / kPieces;
   const int thread = team.part * kWarp + team.lane, column = thread % kPieces * kPer16;
-  // Inputs in float32 are scaled where they are, but v: that stays as it came.
-  const int as_is = thread % kPieces * 4;
   const bool mine = column >= first && column < first + count;
 #pragma unroll
   for (int row = thread / kPieces, i = 0; i < kChunk / kRows; i++, row += kRows) {
     const bool inside = row < n;
     const int64_t at = ((token + (inside ? row : 0)) * p.heads + head) * kHead + column;
-    const int to = sizeof(T) == 4 ? place(column) : as_is + stand_off(row);
+    const int to = sizeof(T) == 4 ? place(column) : thread % kPieces * 4 + stand_off(row);
 #pragma unroll
     for (int input = 0; input < 6; input++) {
       if (input != kV) copy16(slot.row(input, row) + to, p.in[input] + at, inside);
     }
-    if (mine) copy16(slot.row(kV, row) + as_is, p.in[kV] + at, inside);
+    if (mine) copy16(slot.values<T>(row) + column, p.in[kV] + at, inside);
   }
 }
 
@@ -234,6 +232,17 @@ __device__ __forceinline__ void apply_inverse(const Slot& slot, Team team) {
     }
   }
   __syncwarp();
+}
+
+// All that a chunk of n tokens gives, where its inputs are.
+template <class T, bool split>
+__device__ __forceinline__ void make_chunk(const Slot& slot, int n, Team team) {
+  scale_inputs<T, split>(slot, n, team);
+  float* lower = slot.inverse();
+  between_tokens<split>(slot, lower, team);
+  if (team.part == 0) invert<split>(slot, lower, team.lane);
+  team.sync();
+  apply_inverse<split>(slot, team);
 }
 
 }  // namespace cog_rwkv

@@ -13,21 +13,31 @@ constexpr int kRow = 76, kSmallRow = 24;
 // Where in a row a key is: the upper half stands off for the sake of the banks.
 __device__ __forceinline__ constexpr int place(int key) { return key + (key >= 32 ? 8 : 0); }
 
-// A chunk. The inputs lie in the order of `Input` and are scaled in place, v excepted; a becomes W, w makes room for
-// what is between tokens.
+// A chunk. The inputs are scaled in place, v excepted; a becomes W, w makes room for what is between tokens. What
+// consumers read comes first, v last of that, as it is shorter where the inputs are.
 struct Slot {
   static constexpr int kMatrix = kChunk * kRow, kSmall = kChunk * kSmallRow;
-  static constexpr int kFloats = 6 * kMatrix + kSmall + 2 * static_cast<int>(kHead), kBytes = kFloats * 4;
+  static constexpr int kBeforeValues = 5 * kMatrix + 2 * static_cast<int>(kHead);
+  static constexpr int kFloats = kBeforeValues + kMatrix + kSmall, kBytes = kFloats * 4;
+  // Floats from a row of v to the next, and of all that consumers read.
+  template <class T>
+  static constexpr int kValueRow = sizeof(T) == 4 ? kRow : 36;
+  template <class T>
+  static constexpr int kKept = kBeforeValues + kChunk * kValueRow<T>;
 
   float* base;
-  __device__ float* matrix(int input) const { return base + input * kMatrix; }
+  __device__ float* matrix(int input) const { return base + (input < kV ? input : input - 1) * kMatrix; }  // not of v
   __device__ float* row(int input, int t) const { return matrix(input) + t * kRow; }
-  __device__ float* seen() const { return matrix(kW); }               // P: what y has of v
-  __device__ float* seen_removed() const { return seen() + kSmall; }  // Q: what y has of U
-  __device__ float* removed() const { return seen() + 2 * kSmall; }   // A: what U has of v
-  __device__ float* inverse() const { return base + 6 * kMatrix; }    // T
-  __device__ float* before() const { return inverse() + kSmall; }     // e^m, in the order of keys
-  __device__ float* after() const { return before() + kHead; }        // e^(G - m)
+  template <class T>
+  __device__ T* values(int t) const {
+    return reinterpret_cast<T*>(base + kBeforeValues + t * kValueRow<T>);
+  }
+  __device__ float* seen() const { return matrix(kW); }                         // P: what y has of v
+  __device__ float* seen_removed() const { return seen() + kSmall; }            // Q: what y has of U
+  __device__ float* removed() const { return seen() + 2 * kSmall; }             // A: what U has of v
+  __device__ float* inverse() const { return base + kBeforeValues + kMatrix; }  // T
+  __device__ float* before() const { return base + 5 * kMatrix; }               // e^m, in the order of keys
+  __device__ float* after() const { return before() + kHead; }                  // e^(G - m)
 };
 
 __device__ __forceinline__ float4& float4_at(float* p) { return *reinterpret_cast<float4*>(p); }

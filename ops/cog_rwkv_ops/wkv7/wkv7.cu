@@ -2,8 +2,8 @@
 #include <tuple>
 
 #include "../csrc/aligned.cuh"
+#include "apart.cuh"
 #include "backward.cuh"
-#include "chunked.cuh"
 #include "stepwise.cuh"
 
 namespace cog_rwkv {
@@ -16,24 +16,73 @@ struct Inputs {
 
 constexpr int64_t kChunksFrom = 64;  // tokens of a sequence from which chunks are faster than steps
 
+// Where producers have multiprocessors of their own: from so many tokens of a sequence, and up to so many bytes.
+constexpr int64_t kApartFrom = 256, kApartBytes = int64_t{256} << 20;
+
+int multiprocessors() { return device_attribute("wkv7", cudaDevAttrMultiProcessorCount); }
+
+// What slots, exchanges and the like may take of a multiprocessor's shared memory: all.
+int room_for_slots(int consumers) {
+  const int all = device_attribute("wkv7", cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  return all - 1024 - consumers * static_cast<int>(sizeof(Exchange));
+}
+
 // A block takes all of a multiprocessor's shared memory. Where heads are few, several share one.
 template <class T, bool split = sizeof(T) == 4>
 void launch_chunked(const Launch& launch, const Wkv7<T, void>& work, ScalarType state_type) {
-  const int multiprocessors = device_attribute("wkv7", cudaDevAttrMultiProcessorCount);
-  const int room = device_attribute("wkv7", cudaDevAttrMaxSharedMemoryPerBlockOptin);
   const int64_t heads = work.batch * work.heads;
-  const int shares = heads * 4 <= multiprocessors ? 4 : heads * 2 <= multiprocessors ? 2 : 1;
+  const int shares = heads * 4 <= multiprocessors() ? 4 : heads * 2 <= multiprocessors() ? 2 : 1;
   const int consumers = 4 / shares, exchanges = consumers * static_cast<int>(sizeof(Exchange));
   const int producers =
-      std::clamp((room - 1024 - exchanges) / Slot::kBytes, 1, std::min(kMaxProducers, kMaxPairs - consumers));
+      std::clamp(room_for_slots(consumers) / Slot::kBytes, 1, std::min(kMaxProducers, kMaxPairs - consumers));
   const int threads = (consumers + producers) * 2 * kWarp, bytes = producers * Slot::kBytes + exchanges;
   const auto kernel = wkv7_chunked_kernel<T, split>;
   launch_chained("wkv7", launch.stream, kernel, dim3(static_cast<unsigned>(heads * shares)), dim3(threads), bytes, work,
                  state_type, shares, producers);
 }
 
+// Whether producers get multiprocessors of their own: where long sequences leave them half of all.
+template <class T>
+bool is_apart(const Wkv7<T, void>& work) {
+  if constexpr (sizeof(T) == 4) {
+    return false;
+  } else {
+    const int64_t longest = work.rows != nullptr ? work.tokens : work.each, heads = work.batch * work.heads;
+    const int64_t bytes = (work.tokens / kChunk + work.batch) * work.heads * Slot::kKept<T> * 4;
+    if (longest < kApartFrom || heads * 2 > multiprocessors() || bytes > kApartBytes) return false;
+    return !plain_gpu() && ready_to_chain("wkv7", reinterpret_cast<const void*>(wkv7_apart_kernel<T>), 0);
+  }
+}
+
+template <class T>
+void launch_apart(const Launch& launch, const Wkv7<T, void>& work, ScalarType state_type, const Tensor& y) {
+  const int heads = static_cast<int>(work.batch * work.heads), cluster = heads * 4 <= multiprocessors() ? 2 : 1;
+  const int shares = heads * 8 <= multiprocessors() ? 4 : cluster;
+  const int places = static_cast<int>(work.tokens / kChunk + work.batch);
+  const int flags = places * static_cast<int>(work.heads);
+  const int64_t floats = int64_t{flags} * (Slot::kKept<T> + 1);
+  const Tensor room = empty_tensor(y, {floats * static_cast<int64_t>(4 / sizeof(T))});
+  float* const chunks = static_cast<float*>(room.mutable_data_ptr());
+  const int64_t longest = work.rows != nullptr ? work.tokens : work.each;
+  const Shelf shelf{.chunks = chunks,
+                    .flags = reinterpret_cast<uint32_t*>(chunks + int64_t{flags} * Slot::kKept<T>),
+                    .places = places,
+                    .producers = (multiprocessors() - heads * shares) / cluster * cluster,
+                    .longest = static_cast<int>((longest + kChunk - 1) / kChunk)};
+  launch_chained("wkv7", launch.stream, wkv7_clear_kernel, dim3(blocks(flags, kClearThreads)), dim3(kClearThreads), 0,
+                 shelf.flags, flags);
+  const int consumers = 4 / shares, exchanges = consumers * static_cast<int>(sizeof(Exchange));
+  const int slots = std::clamp(room_for_slots(consumers) / (Slot::kKept<T> * 4), 1, kMaxProducers);
+  const int pairs = std::clamp(room_for_slots(0) / Slot::kBytes, 1, kMaxProducers);
+  const int bytes = std::max(pairs * Slot::kBytes, slots * Slot::kKept<T> * 4 + exchanges);
+  const int threads = std::max(pairs, consumers + 1) * 2 * kWarp;
+  launch_chained_clusters("wkv7", launch.stream, cluster, wkv7_apart_kernel<T>, dim3(shelf.producers + heads * shares),
+                          dim3(threads), bytes, work, state_type, shelf, shares, pairs, slots);
+}
+
 // The length of a sequence alone decides how it is computed, whatever its neighbours: so on the device, where the
-// lengths are, unless none can be long. One token each is how a batch decodes.
+// lengths are, unless none can be long. One token each is how a batch decodes. Which blocks produce chunks, is_apart,
+// changes nothing in the result.
 template <class T>
 bool any_chunks(const Wkv7<T, void>& work) {
   const bool packed = work.rows != nullptr;
@@ -43,13 +92,17 @@ bool any_chunks(const Wkv7<T, void>& work) {
 }
 
 template <class T>
-void launch_wkv7(const Launch& launch, Wkv7<T, void> work, ScalarType state_type) {
+void launch_wkv7(const Launch& launch, Wkv7<T, void> work, ScalarType state_type, const Tensor& y) {
   const bool chunks = any_chunks(work);
   if (chunks) {
     // One packed sequence has all tokens, or its ends make no sense: no need to ask who is shorter.
     work.alone = work.rows != nullptr && work.batch == 1;
     work.shortest = work.alone ? 0 : kChunksFrom, work.longest = INT64_MAX;
-    launch_chunked(launch, work, state_type);
+    if (is_apart(work)) {
+      if constexpr (sizeof(T) == 2) launch_apart(launch, work, state_type, y);
+    } else {
+      launch_chunked(launch, work, state_type);
+    }
     if (work.rows == nullptr || work.alone) return;
   }
   work.shortest = 0, work.longest = chunks ? kChunksFrom - 1 : INT64_MAX;
@@ -79,7 +132,7 @@ void wkv7_run(const Launch& launch, const Inputs& in, const Tensor& y, const Ten
                              mutable_data<T>(y),
                              state.const_data_ptr(),
                              state_out.mutable_data_ptr()};
-    launch_wkv7(launch, work, state.scalar_type());
+    launch_wkv7(launch, work, state.scalar_type(), y);
   });
 }
 

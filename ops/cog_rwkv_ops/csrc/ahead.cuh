@@ -1,6 +1,7 @@
 // Copies into shared memory that a thread begins and waits for later, each group of them after the one before it.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 
 #include "cuda.cuh"
@@ -30,11 +31,20 @@ __device__ __forceinline__ void end_group() {
 #endif
 }
 
-// Until this thread's copies have arrived, but for the last `pending` groups.
-template <int pending>
-__device__ __forceinline__ void wait_for_groups() {
+constexpr uint32_t kMostStages = 4;
+
+// Until this thread's copies have arrived, but for the last `pending` groups: fewer than kMostStages.
+__device__ __forceinline__ void wait_for_groups(uint32_t pending) {
 #if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+  if (pending == 0) {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+  } else if (pending == 1) {
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+  } else if (pending == 2) {
+    asm volatile("cp.async.wait_group 2;" ::: "memory");
+  } else {
+    asm volatile("cp.async.wait_group 3;" ::: "memory");
+  }
 #endif
 }
 

@@ -315,6 +315,7 @@ Tensor forward_cuda(const Tensor& x, const std::vector<Tensor>& weights, const T
   if (x.size(1) > kMostChannels) {
     fail(kOp, "x has shape " + shape_text(x) + "; C must be at most " + std::to_string(kMostChannels));
   }
+  if (x.numel() >> 32 != 0) fail(kOp, "x has shape " + shape_text(x) + "; it must have fewer than 2^32 elements");
   if (!aligned16(x.const_data_ptr(), shift.const_data_ptr(), wkv.const_data_ptr())) {
     fail(kOp, "x, shift and wkv must begin on boundaries of 16 bytes");
   }

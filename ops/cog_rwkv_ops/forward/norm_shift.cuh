@@ -7,9 +7,9 @@
 
 namespace cog_rwkv {
 
-constexpr int kNormThreads = 256, kAloneThreads = 1024;  // at most: with V = 1, and with V = 2
+constexpr int kNormThreads = 1024;  // at most
 constexpr int kMostMixes = 6;
-constexpr int64_t kMostChannels = 8 * kAloneThreads;
+constexpr int64_t kMostChannels = 8 * kNormThreads;
 
 // Rows of shift state that a kernel left in `from` [batch, c] for the next of its kind to put in `to`: those of
 // sequences that end in another run of tokens than they begin in. `each`: tokens of a run. Null: there are none.
@@ -28,7 +28,8 @@ struct NormShift : ResidualRows {
   float* left;                       // [batch, c], for the next kernel to put in `shift`; null without cu_seqlens
   LeftRows before;                   // of the kernel before this one
   int64_t mixes, stride, batch, pool_rows;
-  uint32_t each;  // tokens that a cluster walks through
+  uint32_t each;    // tokens that a cluster walks through
+  uint32_t stages;  // of these, as many are on their way at once
   float out_scale;
 };
 
@@ -88,7 +89,7 @@ template <class W, bool kept>
 __device__ __forceinline__ void mix_channels(const NormShift<W>& p, const ChannelWeights<W, kept>& w, uint32_t t,
                                              uint32_t c, float4 now, float4 before) {
   const float4 back = each4(before, now, [](float b, float n) { return b - n; });
-  W* out = p.out + size_t{t} * p.c + c;
+  W* out = p.out + p.at(t, c);
 #pragma unroll
   for (int m = 0; m < kMostMixes; m++) {
     if (m >= p.mixes) break;
@@ -121,25 +122,24 @@ __device__ __forceinline__ void put_left_rows(const NormShift<W>& p) {
 // have been read.
 //
 // Before the wait it reads the weights, the first state and, where something is to be added to it, the residual stream:
-// the kernel that wrote that is not the one just before.
+// the kernel that wrote that is not the one just before. The weights come first, as nothing has to be known for them.
 template <class W, int V>
-__global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads, V == 1 ? 4 : 1)
-    norm_shift_kernel(const NormShift<W> p) {
+__global__ void __launch_bounds__(kNormThreads) norm_shift_kernel(const NormShift<W> p) {
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ GroupSums sums;
   begin_sums<V>(p, sums);
   const Channels<V> channels(p);
   const RowReader<W, V> reader{p, channels, memory};
+  constexpr bool kept = V == 1;
+  ChannelWeights<W, kept> weights;
+  if constexpr (kept) {
+    if (channels.exists(0)) weights.load(p, channels.channel(0));
+  }
   const uint32_t first = blockIdx.x / p.parts * p.each, end = min(first + p.each, p.n);
   TokenSequence s = sequence_at_token(p, first);
   // A run in the middle of a sequence begins with the token before it, which is another cluster's to write.
   const uint32_t start = s.row_ok() && s.begin < first ? first - 1 : first;
-  constexpr bool kept = V == 1;
-  ChannelWeights<W, kept> weights;
   float4 before[V];
-  if constexpr (kept) {
-    if (channels.exists(0)) weights.load(p, channels.channel(0));
-  }
   const auto load_state = [&] {
 #pragma unroll
     for (int j = 0; j < V; j++) {
@@ -149,31 +149,32 @@ __global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads, V == 1 
   if (s.row_ok() && s.begin == first) load_state();
   const bool early = p.delta.slices > 0;
 #pragma unroll 1
-  for (int turn = 0; turn < 2; turn++) {
+  for (uint32_t turn = 0; turn < p.stages; turn++) {
     if (early && start + turn < end) reader.begin_x(start + turn, turn);
   }
   wait_for_previous();
   let_next_begin();
 #pragma unroll 1
-  for (int turn = 0; turn < 2; turn++) {
+  for (uint32_t turn = 0; turn < p.stages; turn++) {
     if (start + turn < end) {
       if (!early) reader.begin_x(start + turn, turn);
       reader.begin_delta(start + turn, turn);
     }
     end_group();
   }
+  uint32_t turn = 0;
   for (uint32_t t = start; t < end; t++) {
-    const uint32_t round = t - start, turn = round % 2;
     if (t > first && t >= s.end) {
       s = sequence_at_token(p, t);
       if (s.row_ok() && t == s.begin) load_state();
     }
     float4 x[V];
-    wait_for_groups<1>();
+    wait_for_groups(p.stages - 1);
     reader.take(t, turn, x);
-    if (t + 2 < end) reader.begin_x(t + 2, turn), reader.begin_delta(t + 2, turn);
+    if (t + p.stages < end) reader.begin_x(t + p.stages, turn), reader.begin_delta(t + p.stages, turn);
     end_group();
-    const RowScale row = scale_of_row(p, channels, x, sums, round);
+    turn = turn + 1 < p.stages ? turn + 1 : 0;
+    const RowScale row = scale_of_row(p, channels, x, sums, t - start);
 #pragma unroll
     for (int j = 0; j < V; j++) {
       if (!channels.exists(j)) continue;
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads, V == 1 
           before[j] = make_float4(nanf(""), nanf(""), nanf(""), nanf(""));
           if (s.row == TokenSequence::kPadding) y = before[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
-        if (p.x_out != nullptr) *reinterpret_cast<float4*>(p.x_out + size_t{t} * p.c + c) = x[j];
+        if (p.x_out != nullptr) *reinterpret_cast<float4*>(p.x_out + p.at(t, c)) = x[j];
         mix_channels(p, weights, t, c, y, before[j]);
         if (s.row_ok() && t == s.end - 1) {
           float* to = s.begin >= first ? p.shift + s.row * p.stride : p.left + size_t{s.index} * p.c;
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads, V == 1 
 // The layer norm of some tokens alone: `out` is [count, c]. Without `cu_seqlens` it is all tokens, else the last of
 // each sequence; NaN where there is none. There are no mixes.
 template <class W, int V>
-__global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads) norm_kernel(const NormShift<W> p, bool last) {
+__global__ void __launch_bounds__(kNormThreads) norm_kernel(const NormShift<W> p, bool last) {
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ GroupSums sums;
   begin_sums<V>(p, sums);
@@ -210,6 +211,10 @@ __global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads) norm_ke
   const uint32_t i = blockIdx.x / p.parts;
   uint32_t t = i;
   bool ok = true;
+  ChannelWeights<W, V == 1> weights;
+  if constexpr (V == 1) {
+    if (channels.exists(0)) weights.load(p, channels.channel(0));
+  }
   wait_for_previous();
   let_next_begin();
   if (last) {
@@ -220,11 +225,7 @@ __global__ void __launch_bounds__(V == 1 ? kNormThreads : kAloneThreads) norm_ke
   float4 x[V];
   reader.begin_x(t, 0), reader.begin_delta(t, 0);
   end_group();
-  ChannelWeights<W, V == 1> weights;
-  if constexpr (V == 1) {
-    if (channels.exists(0)) weights.load(p, channels.channel(0));
-  }
-  wait_for_groups<0>();
+  wait_for_groups(0);
   reader.take(t, 0, x);
   const RowScale row = scale_of_row(p, channels, x, sums, 0);
 #pragma unroll
@@ -248,29 +249,52 @@ struct NormDevice {
 struct NormCut {
   uint32_t parts;  // blocks that share a row, a power of two
   unsigned threads;
-  uint32_t each;  // tokens a cluster walks through, so that it loads the weights once
-  size_t bytes;   // of shared memory, for the rows of two tokens
+  uint32_t each;    // tokens a cluster walks through, so that it loads the weights once
+  uint32_t stages;  // tokens whose rows have room in shared memory
+  size_t bytes;     // of shared memory, for these
 };
 
+constexpr int64_t kNormRoom = 216 << 10;  // of a multiprocessor's shared memory
+
+// What a multiprocessor moves, some 100 bytes a nanosecond, while the blocks of a cluster start together and tell each
+// other their sums.
+constexpr int64_t kWorthSharing = 48 << 10;
+
+// The blocks that share a row of `groups`: those that its copies need, or more where tokens are few and rows heavy.
+template <class W>
+int64_t parts_of_row(const NormShift<W>& p, int64_t groups, int64_t group_bytes, int64_t places) {
+  const int64_t own = std::min<int64_t>(kNormThreads / 32, kNormRoom / group_bytes);
+  int64_t parts = 1;
+  while (groups > parts * own) parts *= 2;
+  int64_t most = parts;
+  while (most < std::min<int64_t>(groups, kMostInCluster) && 2 * most <= places) most *= 2;
+  const int64_t width = p.delta.rounded ? sizeof(W) : sizeof(float);
+  const int64_t moved = p.c * (2 * sizeof(float) + p.delta.slices * width + p.mixes * sizeof(W));
+  return moved - moved / most > kWorthSharing ? most : parts;
+}
+
 // Tokens that follow each other: those of a run begin with the one before them again.
-inline NormCut cut_rows(const ResidualRows& p, int64_t tokens, NormDevice device, bool walks, bool follow) {
+template <class W>
+NormCut cut_rows(const NormShift<W>& p, int64_t tokens, NormDevice device, bool walks, bool follow) {
   const int64_t groups = (int64_t{p.c} + kGroup - 1) / kGroup, multiprocessors = device.multiprocessors;
   if (!device.clusters) {
     const auto threads = static_cast<unsigned>((groups + 1) / 2 * 32);
-    const int64_t at_once = multiprocessors * std::max<int64_t>(kAloneThreads / threads, 1);
-    return {1, threads, static_cast<uint32_t>(walks ? (tokens + at_once - 1) / at_once : 1), 0};
+    const int64_t at_once = multiprocessors * std::max<int64_t>(kNormThreads / threads, 1);
+    return {1, threads, static_cast<uint32_t>(walks ? (tokens + at_once - 1) / at_once : 1), 1, 0};
   }
-  constexpr int64_t warps = kNormThreads / 32;
-  int64_t parts = 1;
-  while (groups > parts * warps) parts *= 2;
-  while (parts < std::min<int64_t>(groups, kMostInCluster) && 2 * parts * tokens <= 2 * multiprocessors) parts *= 2;
-  const int64_t own = (groups + parts - 1) / parts;
-  const size_t stage = own * 32 * 16 * (1 + p.delta.slices);
-  constexpr size_t room = 216 << 10;  // of a multiprocessor's shared memory
-  const int64_t blocks = std::clamp<int64_t>(room / (2 * stage), 1, 4 * warps / own);
+  const int64_t group_bytes = kGroup * sizeof(float) * (1 + p.delta.slices);
+  const int64_t parts = parts_of_row(p, groups, group_bytes, multiprocessors / tokens);
+  const int64_t own = (groups + parts - 1) / parts, stage = own * group_bytes;
+  const int64_t blocks = std::clamp<int64_t>(kNormRoom / stage, 1, kNormThreads / 32 / own);
   const int64_t at_once = std::max<int64_t>(multiprocessors * blocks / parts, 1);
-  const auto each = static_cast<uint32_t>(walks ? (tokens + at_once - 1) / at_once : 1);
-  return {static_cast<uint32_t>(parts), static_cast<unsigned>(own * 32), each, stage * (each > 1 || follow ? 2 : 1)};
+  int64_t each = walks ? (tokens + at_once - 1) / at_once : 1;
+  if (walks && follow && tokens > multiprocessors) each = std::max<int64_t>(each, 2);  // not each token twice
+  const int64_t all = (tokens + each - 1) / each * parts;
+  const int64_t beside = std::min(blocks, (all + multiprocessors - 1) / multiprocessors);
+  const int64_t most = std::min<int64_t>(kMostStages, each + (walks && follow ? 1 : 0));
+  const int64_t stages = std::clamp<int64_t>(kNormRoom / (beside * stage), 1, most);
+  return {static_cast<uint32_t>(parts), static_cast<unsigned>(own * 32), static_cast<uint32_t>(each),
+          static_cast<uint32_t>(stages), static_cast<size_t>(stages * stage)};
 }
 
 template <class W, class... Arguments>
@@ -284,7 +308,7 @@ void launch_rows(const char* op, cudaStream_t stream, const NormCut& cut, int64_
 template <class W>
 LeftRows norm_shift(const char* op, cudaStream_t stream, NormShift<W> p, NormDevice device) {
   const NormCut cut = cut_rows(p, p.n, device, true, p.cu_seqlens != nullptr);
-  p.parts = cut.parts, p.each = cut.each;
+  p.parts = cut.parts, p.each = cut.each, p.stages = cut.stages;
   const auto kernel = device.clusters ? norm_shift_kernel<W, 1> : norm_shift_kernel<W, 2>;
   launch_rows(op, stream, cut, (int64_t{p.n} + cut.each - 1) / cut.each, kernel, p);
   return {p.left, p.shift, cut.each};

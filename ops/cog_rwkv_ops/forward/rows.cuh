@@ -1,8 +1,8 @@
 // Rows of the residual stream as blocks read them: with what is to be added, and with their mean and deviation. W is
 // the dtype of the activations, float16 or bfloat16; the residual stream is float32.
 //
-// On Hopper a row is shared by the blocks of a cluster, four channels a thread (V = 1), and a block has the rows of its
-// next tokens on their way into shared memory. Elsewhere a block has a row of its own, eight channels a thread (V = 2).
+// On Hopper a thread has four channels (V = 1), and a block the rows of its next tokens on their way into shared
+// memory; where tokens are few, the blocks of a cluster share a row. Elsewhere a thread has eight channels (V = 2).
 #pragma once
 
 #include "../csrc/ahead.cuh"
@@ -32,6 +32,9 @@ struct ResidualRows {
   uint32_t n, c;
   uint32_t parts;        // blocks of a cluster, which share a row
   float eps, inverse_c;  // 1 / c
+
+  // Where channel `channel` of token t is, in 32 bits, which take fewer instructions.
+  __device__ __forceinline__ uint32_t at(uint32_t t, uint32_t channel) const { return t * c + channel; }
 };
 
 __device__ __forceinline__ float4 operator+(float4 a, float4 b) {
@@ -79,55 +82,58 @@ struct Channels {
   }
 };
 
-// A thread's values of some tokens' rows. With V = 1 those of two tokens, in turns, can be on their way; a thread
-// copies what it reads itself, so that no barrier is needed.
+// A thread's values of some tokens' rows. With V = 1 those of up to kMostStages tokens, in turns, can be on their way;
+// a thread copies what it reads itself, so that no barrier is needed.
 template <class W, int V>
 struct RowReader {
   const ResidualRows& p;
   const Channels<V>& channels;
-  unsigned char* memory;  // `bytes_ahead` a token
+  unsigned char* own;     // the first of this thread's places: 16 bytes of x and each slice, for each token
+  uint32_t piece, stage;  // bytes from one place to that of the next slice, and of the next token
+
+  __device__ __forceinline__ RowReader(const ResidualRows& rows, const Channels<V>& its, unsigned char* memory)
+      : p(rows),
+        channels(its),
+        own(memory + threadIdx.x * 16),
+        piece(blockDim.x * 16),
+        stage(piece * (1 + rows.delta.slices)) {}
 
   // Begins to copy x of token t.
-  __device__ __forceinline__ void begin_x(uint32_t t, int turn) const {
+  __device__ __forceinline__ void begin_x(uint32_t t, uint32_t turn) const {
     if constexpr (V == 1) {
-      if (channels.exists(0)) copy_ahead<16>(place(turn, 0), p.x + offset(t, 0));
+      if (channels.exists(0)) copy_ahead<16>(own + turn * stage, p.x + p.at(t, channels.channel(0)));
     }
   }
 
   // Begins to copy what is to be added.
-  __device__ __forceinline__ void begin_delta(uint32_t t, int turn) const {
+  __device__ __forceinline__ void begin_delta(uint32_t t, uint32_t turn) const {
     if constexpr (V == 1) {
       if (!channels.exists(0)) return;
-      const size_t at = offset(t, 0);
-      if (p.delta.rounded) return copy_ahead<8>(place(turn, 1), static_cast<const W*>(p.delta.values) + at);
+      const uint32_t at = p.at(t, channels.channel(0));
+      if (p.delta.rounded) return copy_ahead<8>(own + turn * stage + piece, static_cast<const W*>(p.delta.values) + at);
       const float* slice = static_cast<const float*>(p.delta.values) + at;
+      unsigned char* place = own + turn * stage;
 #pragma unroll 2
-      for (int s = 1; s <= p.delta.slices; s++, slice += p.size) copy_ahead<16>(place(turn, s), slice);
+      for (int s = 0; s < p.delta.slices; s++, slice += p.size) copy_ahead<16>(place += piece, slice);
     }
   }
 
   // Takes the row of token t, which has arrived.
-  __device__ __forceinline__ void take(uint32_t t, int turn, float4 (&x)[V]) const {
+  __device__ __forceinline__ void take(uint32_t t, uint32_t turn, float4 (&x)[V]) const {
 #pragma unroll
     for (int j = 0; j < V; j++) {
       x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       if (!channels.exists(j)) continue;
       if constexpr (V == 1) {
-        const size_t distance = blockDim.x * size_t{16};
-        x[j] = residual(place(turn, 0), place(turn, 1), distance);
+        x[j] = residual(own + turn * stage, own + turn * stage + piece, piece);
       } else {
-        const size_t at = offset(t, j), width = p.delta.rounded ? sizeof(W) : sizeof(float);
+        const size_t at = p.at(t, channels.channel(j)), width = p.delta.rounded ? sizeof(W) : sizeof(float);
         x[j] = residual(p.x + at, static_cast<const unsigned char*>(p.delta.values) + at * width, p.size * width);
       }
     }
   }
 
  private:
-  __device__ __forceinline__ size_t offset(uint32_t t, int j) const { return size_t{t} * p.c + channels.channel(j); }
-  __device__ __forceinline__ unsigned char* place(int turn, int piece) const {
-    return memory + ((turn * (1 + p.delta.slices) + piece) * blockDim.x + threadIdx.x) * 16;
-  }
-
   // Slices are `distance` bytes apart.
   __device__ __forceinline__ float4 residual(const void* from, const void* delta, size_t distance) const {
     const float4 x = *static_cast<const float4*>(from);

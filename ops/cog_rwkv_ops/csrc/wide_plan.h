@@ -87,7 +87,8 @@ constexpr double kStartCycles = 2500;         // until the first tiles are there
 // Of one step of a tile, while `blocks` blocks run.
 inline double step_cycles(const WidePlan& plan, bool transposed, uint32_t blocks) {
   const double weights = plan.tile.rows * kStepTerms * 2.0, tokens = plan.tile.tokens * kStepTerms * 2.0;
-  const double tensor = double(plan.tile.rows) * plan.tile.tokens * kStepTerms * kTensorCycles;
+  // Fewer tokens: the weights of a tile are read more often for as many products.
+  const double tensor = plan.tile.rows * (plan.tile.tokens + 16.0) * kStepTerms * kTensorCycles;
   // Transposed weights come in short pieces of many rows, which takes longer than their bytes.
   const double pieces = transposed ? 700 + weights / 64 : 0, ingress = (weights + tokens) * kIngressCycles;
   const double cache = blocks * (weights + tokens) * kCacheCycles;

@@ -16,8 +16,11 @@ struct Inputs {
 
 constexpr int64_t kChunksFrom = 64;  // tokens of a sequence from which chunks are faster than steps
 
-// Where producers have multiprocessors of their own: from so many tokens of a sequence, and up to so many bytes.
-constexpr int64_t kApartFrom = 256, kApartBytes = int64_t{256} << 20;
+// Where producers have multiprocessors of their own: from so many tokens of a sequence, up to so many bytes, and with
+// heads so few that most multiprocessors produce. Measured on an H200: 16 heads of 4,096 tokens take 155 us so, else 197,
+// but 512 tokens 36 and 30; 32 heads of 4,096 tokens 207 and 197; 64 heads of 1,024 tokens 121 and 74.
+constexpr int64_t kApartFrom = 1024, kApartBytes = int64_t{256} << 20;
+constexpr int kApartShares = 4, kApartCluster = 2;  // blocks of a head, which fetch in clusters
 
 int multiprocessors() { return device_attribute("wkv7", cudaDevAttrMultiProcessorCount); }
 
@@ -49,15 +52,15 @@ bool is_apart(const Wkv7<T, void>& work) {
   } else {
     const int64_t longest = work.rows != nullptr ? work.tokens : work.each, heads = work.batch * work.heads;
     const int64_t bytes = (work.tokens / kChunk + work.batch) * work.heads * Slot::kKept<T> * 4;
-    if (longest < kApartFrom || heads * 2 > multiprocessors() || bytes > kApartBytes) return false;
+    if (longest < kApartFrom || heads * 2 * kApartShares > multiprocessors() || bytes > kApartBytes) return false;
     return !plain_gpu() && ready_to_chain("wkv7", reinterpret_cast<const void*>(wkv7_apart_kernel<T>), 0);
   }
 }
 
 template <class T>
 void launch_apart(const Launch& launch, const Wkv7<T, void>& work, ScalarType state_type, const Tensor& y) {
-  const int heads = static_cast<int>(work.batch * work.heads), cluster = heads * 4 <= multiprocessors() ? 2 : 1;
-  const int shares = heads * 8 <= multiprocessors() ? 4 : cluster;
+  constexpr int shares = kApartShares, cluster = kApartCluster;
+  const int heads = static_cast<int>(work.batch * work.heads);
   const int places = static_cast<int>(work.tokens / kChunk + work.batch);
   const int flags = places * static_cast<int>(work.heads);
   const int64_t floats = int64_t{flags} * (Slot::kKept<T> + 1);

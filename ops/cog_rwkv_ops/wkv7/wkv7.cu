@@ -17,8 +17,8 @@ struct Inputs {
 constexpr int64_t kChunksFrom = 64;  // tokens of a sequence from which chunks are faster than steps
 
 // Where producers have multiprocessors of their own: from so many tokens of a sequence, up to so many bytes, and with
-// heads so few that most multiprocessors produce. Measured on an H200: 16 heads of 4,096 tokens take 155 us so, else 197,
-// but 512 tokens 36 and 30; 32 heads of 4,096 tokens 207 and 197; 64 heads of 1,024 tokens 121 and 74.
+// heads so few that most multiprocessors produce. Measured on an H200: 16 heads of 4,096 tokens take 155 us so, else
+// 197, but 512 tokens 36 and 30; 32 heads of 4,096 tokens 207 and 197; 64 heads of 1,024 tokens 121 and 74.
 constexpr int64_t kApartFrom = 1024, kApartBytes = int64_t{256} << 20;
 constexpr int kApartShares = 4, kApartCluster = 2;  // blocks of a head, which fetch in clusters
 

@@ -1,6 +1,6 @@
 """A step of the model with its embedding on the device, and with it in pinned host memory (COG_RWKV_HOST_EMBEDDING).
 
-    python benchmarks/host_embedding.py --layers 8
+    python benchmarks/host_embedding.py --layers 8 --save benchmarks/results/h200_host_embedding.json
 
 The widths are those of 7.2b; few layers will do, since the embedding is read once a step whatever their number, and a
 difference is easier to see beside fewer. Steps are replayed graphs, as on the server, with other tokens in each of
@@ -51,6 +51,7 @@ def step(model: RWKV7, batch: int) -> Timed:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--save", type=Path, help="write the object there")
     args = parser.parse_args()
     synth_rwkv7.SIZES["measured"] = (args.layers, *synth_rwkv7.SIZES["7.2b"][1:])
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +70,10 @@ def main() -> None:
             row |= {f"{what}_{where}_ms": float(f"{spent:.4g}") for where, spent in times.items()}
         rows.append(row)
         print(", ".join(f"{name} {value}" for name, value in row.items()))
-    print(json.dumps({"card": torch.cuda.get_device_name(), "layers": args.layers, "rows": rows}))
+    result = json.dumps({"card": torch.cuda.get_device_name(), "layers": args.layers, "rows": rows})
+    print(result)
+    if args.save:
+        args.save.write_text(result + "\n")
 
 
 if __name__ == "__main__":

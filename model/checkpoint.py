@@ -30,8 +30,8 @@ class Checkpoint:
     """A checkpoint whose tensors are checked and still on disk.
 
     ``tensors``: CPU tensors by published name, without a leading ``module.``, float32, float16 or bfloat16 as stored;
-    the file is mapped, so they cost memory only once they are read. ``vocab``: the vocabulary file that lies beside the
-    checkpoint, if one does.
+    the file is mapped, so they cost memory only once they are read. They are not to be written to: what goes to a GPU
+    is read from the file itself. ``vocab``: the vocabulary file that lies beside the checkpoint, if one does.
     """
 
     path: Path

@@ -19,7 +19,7 @@ class Weights:
     Matrices are cast to ``dtype`` (None keeps the dtype in which each is stored), vectors to float32. On the CPU the
     matrices are copied into huge pages: decoding reads all of them for each token, and small pages cost bandwidth.
     With ``tables_on_host`` a table stays in host memory, pinned, so that a CUDA device reads its rows from there.
-    With ``pinned`` large tensors go to a CUDA device by ``Upload``.
+    With ``pinned`` the tensors go to a CUDA device by ``Upload``.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Weights:
         self.device = device
         self._tensors, self._dtype, self._pin_tables = tensors, dtype, tables_on_host and device.type != "cpu"
         self._memory = _HugePages()
-        self._upload = Upload(device) if pinned and device.type == "cuda" else None
+        self._upload = Upload(device, tensors.values()) if pinned and device.type == "cuda" else None
         label = f"weights to {device}"
         self._bar = tqdm(total=len(tensors), desc=label, unit="tensor", disable=not progress, file=sys.stderr)
 

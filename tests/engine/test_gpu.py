@@ -246,3 +246,16 @@ def test_weights_go_to_the_device_through_pinned_buffers() -> None:
         for one in (tensor, tensor.t(), tensor[1:], tensor.half() if tensor.numel() < 10**7 else tensor):
             there = upload(one)
             assert there.is_contiguous() and torch.equal(there.cpu(), one)
+
+
+def test_weights_go_to_the_device_from_their_file(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(2)
+    sizes = {"large": (100, 2**20), "square": (2048, 2048), "odd": (70001, 33), "small": (5,), "one": ()}
+    right = {name: torch.randn(size, generator=random).to(torch.bfloat16) for name, size in sizes.items()}
+    torch.save(right, tmp_path / "weights.pth")
+    tensors = torch.load(tmp_path / "weights.pth", mmap=True, weights_only=True)
+    upload = Upload(torch.device("cuda"), tensors.values())
+    there = {name: upload(tensor) for _ in range(2) for name, tensor in tensors.items()}
+    assert upload(tensors["square"].t()).is_contiguous()
+    for name, tensor in right.items():
+        assert torch.equal(there[name].cpu(), tensor), name

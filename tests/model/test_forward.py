@@ -227,6 +227,26 @@ def test_in_a_cuda_graph(tmp_path) -> None:
     assert torch.equal(eager.wkv, replayed.wkv) and torch.equal(eager.shift, replayed.shift)
 
 
+@pytest.mark.gpu
+def test_on_a_device_that_is_not_current(tmp_path) -> None:
+    """After the same on the current one, which has the same kernels."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    torch.save(tiny.tensors(SHAPE, torch.float16), tmp_path / "model.pth")
+    found = checkpoint.load(tmp_path / "model.pth")
+    same = torch.cuda.get_device_name(0) == torch.cuda.get_device_name(1)
+    for lengths in ([1], [1] * 20, [70, 1, 3]):
+        logits = []
+        with torch.cuda.device(0):
+            for device in ("cuda:0", "cuda:1"):
+                model = RWKV7.load(found, device, torch.float16, progress=False, tuned=True)
+                inputs = [t.to(device) for t in batch(lengths)]
+                got = model.forward(inputs[0], StatePool(model.config, len(lengths) + 2, device), *inputs[1:])
+                assert got.device == torch.device(device) and torch.cuda.current_device() == 0
+                logits.append(got.cpu())
+        assert error(logits[1], logits[0]) <= (0 if same else 0.02), lengths
+
+
 def test_what_it_takes() -> None:
     x = torch.zeros(1, 128)
     assert not ops.can_forward([torch.zeros(32, 128, dtype=torch.float16)]), "there is no CPU kernel"

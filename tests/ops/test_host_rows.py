@@ -66,6 +66,53 @@ def test_scatter_equals_the_definition(dtype: torch.dtype, device: str, guard) -
         assert torch.equal(whole[-2:], before[-2:]), row
 
 
+@pytest.mark.parametrize(("table_rows", "row"), [(100_000, (32,)), (3000, (1,)), (5000, (7, 3)), (1, (16,))])
+def test_many_small_rows(device: str, table_rows: int, row: tuple[int, ...]) -> None:
+    """So many that the GPU takes them in the order of the table. 5,000 ids: no multiple of what a block orders."""
+    random = torch.Generator().manual_seed(7)
+    table = make(device, *row, dtype=torch.float16, rows=table_rows)
+    ids = torch.randint(table_rows, (5000,), generator=random)
+    if device == "cuda":  # where ids without a row are no error
+        ids[[0, 4999, 77, 78]] = torch.tensor([-1, table_rows, -(2**63), 2**63 - 1])
+    out = cog_rwkv_ops.host_gather(table, ids.to(device))
+    right = gather_reference.host_gather(table, ids)
+    assert same(out.cpu().nan_to_num(9.0), right.nan_to_num(9.0))
+
+
+@pytest.mark.parametrize("row", [(32,), (1,), (7, 3), (256,)])
+def test_many_small_rows_are_written(device: str, row: tuple[int, ...]) -> None:
+    random = torch.Generator().manual_seed(8)
+    table = make(device, *row, dtype=torch.float16, rows=20_000)
+    values = numbers(6000, *row, dtype=torch.float16, device=device, seed=3)
+    ids = torch.randperm(20_000, generator=random)[:6000]
+    if device == "cuda":
+        ids[[0, 5999]] = torch.tensor([-1, 20_000])
+    right = table.clone()
+    scatter_reference.host_scatter_(right, ids, values.cpu())
+    cog_rwkv_ops.host_scatter_(table, ids.to(device), values)
+    finish(device)
+    assert same(table, right)
+
+
+@pytest.mark.gpu
+def test_many_small_rows_in_a_cuda_graph(cuda: str) -> None:
+    table, to = make(cuda, 32, rows=9000), make(cuda, 32, rows=9000)
+    ids = torch.arange(9000, device=cuda)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = cog_rwkv_ops.host_gather(table, ids)
+        cog_rwkv_ops.host_scatter_(to, ids, out)
+    for seed in range(3):
+        other = torch.randperm(9000, generator=torch.Generator().manual_seed(seed))
+        ids.copy_(other)
+        table += 1
+        to.zero_()
+        graph.replay()
+        finish(cuda)
+        assert torch.equal(out.cpu(), table[other])
+        assert torch.equal(to, table)
+
+
 @every_dtype
 def test_rows_that_lie_anywhere(dtype: torch.dtype, device: str) -> None:
     wide = make(device, 41, dtype=dtype, rows=20)

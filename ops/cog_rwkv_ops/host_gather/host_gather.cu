@@ -1,20 +1,22 @@
 // host_gather and its backward: CUDA kernels and launches.
 #include "host_gather.h"
 
+#include "../csrc/order.h"
 #include "../csrc/table.cuh"
 
 namespace cog_rwkv {
 namespace {
 
-// Row i of `out`, `width` values of V long, is row ids[i] of `table`, or `missing` where there is none.
+// Row i of `out`, `width` values of V long, is row ids[i] of `table`, or `missing` where there is none; in the order of
+// `places`, where there is one.
 template <class V>
 __global__ void __launch_bounds__(256)
     gather_kernel(const V* __restrict__ table, int64_t stride, int64_t rows, const int64_t* __restrict__ ids,
-                  V* __restrict__ out, int64_t total, int64_t width, V missing) {
+                  const uint32_t* __restrict__ places, V* __restrict__ out, int64_t total, int64_t width, V missing) {
   const int64_t step = gridDim.x * int64_t{256};
   for (int64_t v = blockIdx.x * int64_t{256} + threadIdx.x; v < total; v += step) {
-    const int64_t i = v / width, id = ids[i];
-    out[v] = id >= 0 && id < rows ? table[id * stride + (v - i * width)] : missing;
+    const int64_t turn = v / width, c = v - turn * width, i = places ? places[turn] : turn, id = ids[i];
+    out[i * width + c] = id >= 0 && id < rows ? table[id * stride + c] : missing;
   }
 }
 
@@ -28,12 +30,13 @@ Tensor host_gather_cuda(const Tensor& table, const Tensor& ids) {
   const int64_t n = ids.size(0);
   Tensor out = empty_rows(table, index, sizes_of_rows(table, n));
   if (n * layout.row_bytes == 0) return out;
+  const RowOrder order("host_gather", launch, layout, index, table.is_cpu());
   dispatch_width(alignment_bits(layout, from, out.const_data_ptr()), [&](auto unit) {
     using V = decltype(unit);
     const int64_t width = layout.row_bytes / sizeof(V), total = n * width;
     gather_kernel<V><<<blocks(total, 256), 256, 0, launch.stream>>>(
         reinterpret_cast<const V*>(from), layout.stride_bytes / static_cast<int64_t>(sizeof(V)), layout.rows,
-        data<int64_t>(index), static_cast<V*>(out.mutable_data_ptr()), total, width,
+        data<int64_t>(index), order.places(), static_cast<V*>(out.mutable_data_ptr()), total, width,
         nan_pattern<V>(table.scalar_type()));
     launch.check();
   });

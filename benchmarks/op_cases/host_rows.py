@@ -12,7 +12,10 @@ from benchmarks.op_cases import Case, numbers
 OPERATORS = ("host_gather", "host_scatter_")
 TABLE = 1 << 30  # bytes, far more than any cache
 # Bytes of a row, rows of a call.
-SIZES = [(64, 65536), (256, 65536), (512, 65536), (1024, 32768), (8192, 1), (8192, 32), (8192, 320), (8192, 16384)]
+SIZES = [
+    *((64, 1024), (64, 8192), (64, 65536), (64, 1 << 20), (256, 65536), (512, 65536), (1024, 32768)),
+    *((8192, 1), (8192, 32), (8192, 320), (8192, 16384)),
+]
 
 
 def on_host(table: Tensor, ids: Tensor) -> Callable[[], Tensor]:
@@ -61,10 +64,10 @@ def whole_table() -> Tensor:
 
 def cases(op: str) -> Iterator[Case]:
     """Random rows, each another, of a table of 1 GiB. The host takes part in the peers, so its clock tells the time."""
-    random = torch.Generator().manual_seed(1)
+    random = torch.Generator("cuda").manual_seed(1)
     for row, count in SIZES:
         table = whole_table().view(-1, row // 2)
-        sets = [torch.randperm(len(table), generator=random)[:count].cuda() for _ in range(4)]
+        sets = [torch.randperm(len(table), generator=random, device="cuda")[:count].clone() for _ in range(4)]
         values = numbers(count, row // 2, dtype=torch.float16, seed=1)
         block, on_device = table[:count], torch.empty_like(values)
         size = partial(

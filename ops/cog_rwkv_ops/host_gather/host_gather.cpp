@@ -9,6 +9,8 @@
 namespace cog_rwkv {
 namespace {
 
+constexpr int64_t kAhead = 16;  // rows that memory is asked for ahead: one after the other they take twice as long
+
 Tensor host_gather_cpu(const Tensor& table, const Tensor& ids) {
   const Table layout = check_table("host_gather", table);
   check_ids("host_gather", ids);
@@ -21,7 +23,10 @@ Tensor host_gather_cpu(const Tensor& table, const Tensor& ids) {
   const auto* from = static_cast<const char*>(table.const_data_ptr());
   auto* to = static_cast<char*>(out.mutable_data_ptr());
   parallel_for(n, 1 + 65536 / bytes, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) std::memcpy(to + i * bytes, from + id[i] * layout.stride_bytes, bytes);
+    for (int64_t i = begin; i < end; i++) {
+      if (i + kAhead < end) __builtin_prefetch(from + id[i + kAhead] * layout.stride_bytes);
+      std::memcpy(to + i * bytes, from + id[i] * layout.stride_bytes, bytes);
+    }
   });
   return out;
 }

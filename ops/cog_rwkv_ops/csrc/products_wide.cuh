@@ -40,7 +40,9 @@ struct WideShape {
   static constexpr uint32_t weights = ROWS * 128, stage = weights + TOKENS * 128;
   static constexpr uint32_t turn = (TOKENS < 32 ? TOKENS : 32) * 128;  // so many tokens by 64 rows, on their way out
   static constexpr uint32_t turns = 4 * turn, barriers = 256, whole = small ? kSmallBytes : kWholeBytes;
-  static constexpr uint32_t room = (whole - 1024 - turns - barriers) / stage, STAGES = room < 10 ? room : 10;
+  static constexpr uint32_t room = (whole - 1024 - turns - barriers) / stage, fit = room < 10 ? room : 10;
+  // A stage stays with one of the groups that take turns: the other might take its first filling for the second.
+  static constexpr uint32_t STAGES = shared_rows ? fit / 2 * 2 : fit;
   static constexpr uint32_t bytes = 1024 + STAGES * stage + turns + barriers;  // tiles begin on a multiple of 1024
   static_assert(STAGES >= 3 && (ROWS % 128 == 0 || (shared_rows && TOKENS <= 32)) && TOKENS % 16 == 0);
 };

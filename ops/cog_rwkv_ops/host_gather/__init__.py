@@ -4,7 +4,8 @@
 
 A table that is too large for the device, or of which a step reads few rows, stays in host memory: no staging buffer,
 no copy engine and no wait of the host, so it runs inside a CUDA graph. The plain way is index_select on the host and
-a copy of what it gives.
+a copy of what it gives. The GPU finds about a hundred million places of host memory a second, so many small rows are
+read in the order in which they lie there.
 """
 
 from typing import Any

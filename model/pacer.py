@@ -22,23 +22,38 @@ class Pacer:
         self._plain: dict[int, float] = {}  # seconds without prompts, by the bits of the number of replies
         self._asked: dict[int, int] = {}  # when that was last measured
         self._step = 0
+        self._calm = 0  # steps without prompts that are due
+        self._planned = 0  # the last answer
 
     def budget(self, writing: int, reading: int) -> int:
-        """Tokens for the prompts of ``reading`` sequences beside ``writing`` replies; 0 where a step without is due."""
+        """Tokens for the prompts of ``reading`` sequences beside ``writing`` replies; 0 where a step without is due.
+
+        Those come in pairs. A step may be launched before the last one's end is seen, and one with prompts takes the
+        host longer to launch: of a pair the first is measured undisturbed.
+        """
+        self._planned = self._answer(writing, reading)
+        return self._planned
+
+    def _answer(self, writing: int, reading: int) -> int:
+        if reading == 0:
+            return 0
         if writing == 0:
             return self._chunk
         self._step += 1
         size = writing.bit_length()
         if self._step - self._asked.get(size, -FORGET) >= FORGET:
             self._asked[size] = self._step
+            self._calm = 2
+        if self._calm > 0:
+            self._calm -= 1
             return 0
         self._share = SHARE * min(max(1.0, reading / CROWD), MOST)
         return max(self._grid, int(self._budget) // self._grid * self._grid)
 
     def measured(self, writing: int, tokens: int, seconds: float) -> None:
-        """A step with ``writing`` replies and ``tokens`` of prompts took ``seconds``."""
+        """A step with ``writing`` replies and ``tokens`` of prompts took ``seconds``, as far as is seen."""
         size = writing.bit_length()
-        if not writing:
+        if not writing or (not tokens and self._planned):
             return
         if not tokens:
             self._asked[size] = self._step

@@ -244,7 +244,7 @@ class Scheduler:
                 reading.append(one)
         reading.sort(key=lambda one: one.served)
         whole = not parts
-        budget = self.pacer.budget(len(parts), len(reading)) if reading else 0
+        budget = self.pacer.budget(len(parts), len(reading))
         # Cut anywhere, on the CPU: a step that reads one token of each sequence is made in one call, so that one token
         # of every prompt takes little longer than one of the first, and less than several of it.
         each = budget if whole or self.grid > 1 or not reading else max(1, budget // len(reading))

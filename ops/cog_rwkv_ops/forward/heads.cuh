@@ -277,7 +277,7 @@ __device__ __forceinline__ void finish_head(const HeadWeights& weights, const He
              (normal.y * scale * weights.weight.y + weights.bias.y + end.bonus.y) * gate.y);
 }
 
-// The ninth warp, a token ahead of the others and one behind, and with the inputs of another on their way.
+// The ninth warp, a token ahead of the others and one behind, and with the inputs of the next two on their way.
 // `begin` waits for the kernel before, and says where to find what is Ranks.
 template <int TEAMS, class W, class S, class Begin>
 __device__ __forceinline__ void serve_states(const HeadStep<W, S>& p, HeadShared& shared, int team,
@@ -286,21 +286,27 @@ __device__ __forceinline__ void serve_states(const HeadStep<W, S>& p, HeadShared
   HeadWeights weights;
   weights.load(p, c);
   const Ranks<W> ranks = begin(0);
-  HeadInputs<W> inputs;
-  HeadEnd end, before;
-  uint32_t next = walk.begin, at = next * channels + c;  // the inputs to be loaded
-  if (next < walk.end) inputs.load(p, at, ranks, next);
-  for (int turn = 0;; turn ^= 1, before = end) {
-    const bool more = next < walk.end;
-    const uint32_t now = at;
-    if (more) end = prepare_head(p, weights, inputs, shared.in[turn], now);
-    next += walk.step, at += walk.step * channels;
-    if (next < walk.end) inputs.load(p, at, ranks, next);
+  HeadInputs<W> inputs[2];
+  const auto load = [&](HeadInputs<W>& one, uint32_t token) {
+    if (token < walk.end) one.load(p, token * channels + c, ranks, token);
+  };
+  load(inputs[0], walk.begin), load(inputs[1], walk.begin + walk.step);
+  uint32_t token = walk.begin;
+  HeadEnd end{};
+  // The next token; false where there was none.
+  const auto serve = [&](HeadInputs<W>& mine, int turn) __attribute__((always_inline)) {
+    const bool more = token < walk.end;
+    const HeadEnd before = end;
+    if (more) end = prepare_head(p, weights, mine, shared.in[turn], token * channels + c);
+    load(mine, token + 2 * walk.step);
     team_barrier<TEAMS>(team);
-    if (next - walk.step != walk.begin) {
-      finish_head(weights, before, shared.y[turn ^ 1], p.eps, p.out + (now - walk.step * channels));
+    if (token != walk.begin) {
+      finish_head(weights, before, shared.y[turn ^ 1], p.eps, p.out + ((token - walk.step) * channels + c));
     }
-    if (!more) return;
+    token += walk.step;
+    return more;
+  };
+  while (serve(inputs[0], 0) && serve(inputs[1], 1)) {
   }
 }
 

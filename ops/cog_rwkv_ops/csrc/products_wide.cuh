@@ -38,7 +38,7 @@ struct WideShape {
   static constexpr int ROWS = ROWS_, TOKENS = TOKENS_;
   static constexpr bool shared_rows = ROWS == 64;              // the groups take the same rows, every other step each
   static constexpr int BLOCKS = shared_rows ? 1 : ROWS / 128;  // blocks of 64 rows, of a group
-  static constexpr bool light = shared_rows;  // few registers, so that other blocks have room beside
+  static constexpr bool light = shared_rows;                   // few registers, so that other blocks have room beside
   static constexpr uint32_t weights = ROWS * 128, stage = weights + TOKENS * 128;
   static constexpr uint32_t turn = (TOKENS < 32 ? TOKENS : 32) * 128;  // so many tokens by 64 rows, on their way out
   static constexpr uint32_t turns = 4 * turn, barriers = 256;

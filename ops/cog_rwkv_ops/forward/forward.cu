@@ -17,7 +17,7 @@ constexpr float kNormEps = 1e-5f, kGroupNormEps = 64e-5f;
 constexpr int64_t kSparseTokens = 4;   // up to so many, value rows of neurons that no token uses are not read
 constexpr int64_t kSliceTokens = 512;  // up to so many, the residual stream gets sums in slices, float32
 constexpr int kSlices = 8;             // at most, of a product of more than kSparseTokens
-constexpr int64_t kRankTokens = 16;  // up to so many a block of heads takes, it finishes low-rank projections
+constexpr int64_t kRankTokens = 16;    // up to so many a block of heads takes, it finishes low-rank projections
 
 // relu(k)^2 leaves float16 where k is above 255. So k is a quarter of itself there, and the product gets 16 times.
 template <class W>
@@ -198,9 +198,7 @@ class Forward {
     const RankCut cut = rank_cut();
     return cut.each <= kRankTokens && cut.bytes() + cut.teams * sizeof(HeadShared) <= block_bytes_;
   }
-  RankCut rank_cut() const {
-    return cut_ranks(ranks_, wkv_.scalar_type(), t_.c / kHead, t_.n, multiprocessors_);
-  }
+  RankCut rank_cut() const { return cut_ranks(ranks_, wkv_.scalar_type(), t_.c / kHead, t_.n, multiprocessors_); }
 
   // A token each.
   template <class S>

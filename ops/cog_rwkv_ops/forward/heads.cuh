@@ -67,8 +67,8 @@ struct StatePieces {
     return kParts == 2 ? key : key / 4 % 2 * 32 + key / 8 * 4 + key % 4;
   }
 
-  // A thread copies what it takes itself, so that no barrier is needed. Nobody reads it again, so it does not go through
-  // the cache of the multiprocessor.
+  // A thread copies what it takes itself, so that no barrier is needed. Nobody reads it again, so it does not go
+  // through the cache of the multiprocessor.
   static __device__ __forceinline__ void begin_copy(unsigned char* to, const S* from) {
 #pragma unroll
     for (int i = 0; i < static_cast<int>(sizeof(S)); i++) copy_ahead<16>(to + i * kStepThreads * 16, from + piece(i));
@@ -182,7 +182,7 @@ __device__ __forceinline__ void step_states(const HeadStep<W, S>& p, HeadShared&
 // Where the second halves of the low-rank projections are: in the block's own memory, or, `made` null, where p says.
 template <class W>
 struct Ranks {
-  const W* made = nullptr;         // [jobs, each, 64]
+  const W* made = nullptr;       // [jobs, each, 64]
   uint32_t each = 0, first = 0;  // the tokens there, and the first of them
 
   __device__ __forceinline__ uint32_t bits(int job, uint32_t token) const {
@@ -348,14 +348,13 @@ __global__ void __launch_bounds__(TEAMS* kHeadThreads, 2)
   W* const memory = reinterpret_cast<W*>(bytes);
   start_rank_weights(list, memory, each);
   const uint32_t first = blockIdx.y * each, mine = min(each, n - first);
-  step_head<TEAMS>(p, n, each, bytes + rank_bytes, ring_bytes,
-                   [&](uint32_t copies) __attribute__((always_inline)) -> Ranks<W> {
-                     wait_for_previous();
-                     let_next_begin();
-                     return {finish_ranks<TEAMS, kHeadThreads / 32, kStatesAhead<S>>(list, memory, first, mine, each,
-                                                                                      copies),
-                             each, first};
-                   });
+  step_head<TEAMS>(
+      p, n, each, bytes + rank_bytes, ring_bytes, [&](uint32_t copies) __attribute__((always_inline)) -> Ranks<W> {
+        wait_for_previous();
+        let_next_begin();
+        return {finish_ranks<TEAMS, kHeadThreads / 32, kStatesAhead<S>>(list, memory, first, mine, each, copies), each,
+                first};
+      });
 }
 
 // How many tokens a block takes, where `most` blocks a head run at once: so that all have about as many.
@@ -411,8 +410,8 @@ void head_steps(const char* op, cudaStream_t stream, const HeadStep<W, S>& p, co
                 const RankCut& cut, int64_t n) {
   const auto kernel = cut.teams == 1 ? head_step_ranks_kernel<1, W, S> : head_step_ranks_kernel<2, W, S>;
   launch_chained(op, stream, kernel, head_grid(p.heads, n, cut.each), dim3(cut.teams * kHeadThreads), cut.bytes(), p,
-                 list, static_cast<uint32_t>(n), static_cast<uint32_t>(cut.each),
-                 static_cast<uint32_t>(cut.rank_bytes), static_cast<uint32_t>(cut.ring_bytes));
+                 list, static_cast<uint32_t>(n), static_cast<uint32_t>(cut.each), static_cast<uint32_t>(cut.rank_bytes),
+                 static_cast<uint32_t>(cut.ring_bytes));
 }
 
 }  // namespace cog_rwkv

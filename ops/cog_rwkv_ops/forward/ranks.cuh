@@ -33,28 +33,72 @@ size_t rank_bytes(const RankList<W>& list, int64_t each) {
   return values * sizeof(W);
 }
 
-// copy(to, from), 16 bytes, of `rows` rows of `rank` values, by all threads.
-template <class W, class F>
-__device__ __forceinline__ void for_each_piece(W* to, const W* from, int rows, int rank, F copy) {
-  const int pieces = rank / 8;
-  for (int i = threadIdx.x; i < rows * pieces; i += blockDim.x) {
-    copy(to + i / pieces * rank_row(rank) + i % pieces * 8, from + i * 8);
-  }
-}
-
 // The weights of head blockIdx.x, before the first halves are there: one group of copies.
 template <class W>
 __device__ __forceinline__ void start_rank_weights(const RankList<W>& list, W* memory, int each) {
   for (int i = 0; i < list.count; i++) {
-    const auto& job = list.jobs[i];
-    for_each_piece(memory, job.weight + int64_t{blockIdx.x} * 64 * job.rank, 64, job.rank,
-                   [](W* to, const W* from) { copy_ahead<16>(to, from); });
-    memory += (64 + each) * rank_row(job.rank);
+    const int rank = list.jobs[i].rank, pieces = rank / 8;
+    const W* const from = list.jobs[i].weight + int64_t{blockIdx.x} * 64 * rank;
+    for (int j = threadIdx.x; j < 64 * pieces; j += blockDim.x) {
+      copy_ahead<16>(memory + j / pieces * rank_row(rank) + j % pieces * 8, from + j * 8);
+    }
+    memory += (64 + each) * rank_row(rank);
   }
   end_group();
 }
 
-// 16 channels of n tokens, kRankColumns at most, by a warp; `weights` [16, rank], `hidden` [n, rank], `out` [n, 64] of these channels on.
+// Eight values of a first half: where they are, and where they go in shared memory.
+template <class W>
+struct RankPiece {
+  const W* from;
+  W* to;
+};
+
+// Of all jobs' pieces, `per_token` a token, number i. Counted from token `first`.
+template <class W>
+__device__ __forceinline__ RankPiece<W> hidden_piece(const RankList<W>& list, W* memory, int64_t first, int each,
+                                                     int per_token, int i) {
+  const int token = i / per_token;
+  int piece = i - token * per_token;
+  for (int job = 0;; job++) {
+    const int rank = list.jobs[job].rank;
+    if (piece < rank / 8) {
+      return {list.jobs[job].hidden + (first + token) * rank + piece * 8,
+              memory + (64 + token) * rank_row(rank) + piece * 8};
+    }
+    piece -= rank / 8;
+    memory += (64 + each) * rank_row(rank);
+  }
+}
+
+// The first halves of `mine` tokens, some pieces at a time. Not copies, as those would have to wait for what has been
+// begun before them.
+template <class W>
+__device__ __forceinline__ void load_hidden(const RankList<W>& list, W* memory, int64_t first, int mine, int each) {
+  constexpr int together = 4;
+  int per_token = 0;
+  for (int i = 0; i < list.count; i++) per_token += list.jobs[i].rank / 8;
+  const int all = mine * per_token;
+  for (int begin = threadIdx.x; begin < all; begin += together * blockDim.x) {
+    uint4 values[together];
+    W* to[together];
+#pragma unroll
+    for (int j = 0; j < together; j++) {
+      const int i = begin + j * blockDim.x;
+      if (i >= all) continue;
+      const RankPiece<W> piece = hidden_piece(list, memory, first, each, per_token, i);
+      values[j] = __ldcg(reinterpret_cast<const uint4*>(piece.from));
+      to[j] = piece.to;
+    }
+#pragma unroll
+    for (int j = 0; j < together; j++) {
+      if (begin + j * blockDim.x < all) *reinterpret_cast<uint4*>(to[j]) = values[j];
+    }
+  }
+}
+
+// 16 channels of n tokens, kRankColumns at most, by a warp; `weights` [16, rank], `hidden` [n, rank], `out` [n, 64] of
+// these channels on.
 template <class W>
 __device__ __forceinline__ void multiply_rank(const W* weights, const W* hidden, W* out, int rank, int n) {
   const int lane = threadIdx.x % 32, row = rank_row(rank);
@@ -82,17 +126,9 @@ __device__ __forceinline__ void multiply_rank(const W* weights, const W* hidden,
 template <int TEAMS, int warps, int most, class W>
 __device__ __forceinline__ const W* finish_ranks(const RankList<W>& list, W* memory, int64_t first, int mine, int each,
                                                  uint32_t copies) {
-  W* at = memory;
-  for (int i = 0; i < list.count; i++) {
-    const auto& job = list.jobs[i];
-    at += 64 * rank_row(job.rank);
-    // Not copies, as those would have to wait for what has been begun before them.
-    for_each_piece(at, job.hidden + first * job.rank, mine, job.rank, [](W* to, const W* from) {
-      *reinterpret_cast<uint4*>(to) = __ldcg(reinterpret_cast<const uint4*>(from));
-    });
-    at += each * rank_row(job.rank);
-  }
-  W* const results = at;
+  load_hidden(list, memory, first, mine, each);
+  W* results = memory;
+  for (int i = 0; i < list.count; i++) results += (64 + each) * rank_row(list.jobs[i].rank);
   if (copies == 0) {
     wait_for_all_but<0>();
   } else {
@@ -100,7 +136,7 @@ __device__ __forceinline__ const W* finish_ranks(const RankList<W>& list, W* mem
   }
   __syncthreads();
   const int team = threadIdx.x / (32 * warps), warp = threadIdx.x / 32 - team * warps, channel = warp % 4 * 16;
-  at = memory;
+  W* at = memory;
   for (int i = 0; i < list.count; i++) {
     const int rank = list.jobs[i].rank, row = rank_row(rank);
     // Four warps have the gate, whose rank is about that of the others together.

@@ -110,7 +110,7 @@ def test_packed_sequences_are_near_the_operators(tmp_path, dtype: torch.dtype, l
 def test_wide_layers(tmp_path) -> None:
     """Several blocks a token, and several tokens a block; sums in slices, and whole ones."""
     tuned, plain, _ = models(tmp_path, torch.float16, WIDE)
-    for lengths in ([1], *([1] * n for n in (5, 12, 64, 100, 128, 300, 512, 513)), [3000, 1, 500], [600]):
+    for lengths in ([1], *([1] * n for n in (5, 12, 30, 64, 100, 128, 300, 512, 513)), [3000, 1, 500], [600]):
         ids, rows, ends = batch(lengths)
         before = filled(tuned, len(lengths) + 2)
         one, other = copied(before, tuned), copied(before, tuned)

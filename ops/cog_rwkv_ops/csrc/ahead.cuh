@@ -31,6 +31,14 @@ __device__ __forceinline__ void end_group() {
 #endif
 }
 
+// Until this thread's copies have arrived, but for the last `pending` groups.
+template <int pending>
+__device__ __forceinline__ void wait_for_all_but() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+#endif
+}
+
 constexpr uint32_t kMostStages = 4;
 
 // Until this thread's copies have arrived, but for the last `pending` groups: fewer than kMostStages.

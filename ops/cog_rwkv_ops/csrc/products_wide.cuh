@@ -19,8 +19,10 @@ static_assert(kMostJobs == kMaxProducts);
 
 constexpr int kSumThreads = 256,
               kWideThreads = kSumThreads + 128;  // those that multiply, and the group of one that copies
-// Shared memory of a block; of one of two on a multiprocessor; and what is asked for where a second one shall not fit.
-constexpr uint32_t kWholeBytes = 227 * 1024, kSmallBytes = 104 * 1024, kAloneBytes = 116 * 1024;
+// Shared memory of a block that has a multiprocessor to itself; of one that leaves room for blocks of the norms and the
+// heads before and after it; of one of two; and what is asked for where a second one shall not fit.
+constexpr uint32_t kWholeBytes = 227 * 1024, kBesideBytes = 162 * 1024, kSmallBytes = 104 * 1024,
+                   kAloneBytes = 116 * 1024;
 
 // The argument of a kernel. Weights of [m, k], or of [k, m] where they are transposed.
 struct WideList {
@@ -30,20 +32,22 @@ struct WideList {
   int n;
 };
 
-template <int ROWS_, int TOKENS_>
+// `small`, for few tokens: so that two blocks fit a multiprocessor.
+template <int ROWS_, int TOKENS_, bool small = false>
 struct WideShape {
   static constexpr int ROWS = ROWS_, TOKENS = TOKENS_;
   static constexpr bool shared_rows = ROWS == 64;              // the groups take the same rows, every other step each
   static constexpr int BLOCKS = shared_rows ? 1 : ROWS / 128;  // blocks of 64 rows, of a group
-  // For few tokens, two blocks fit a multiprocessor, or one and those of the kernels before and after it.
-  static constexpr bool small = shared_rows && TOKENS <= 16;
+  static constexpr bool light = shared_rows;                   // few registers, so that other blocks have room beside
   static constexpr uint32_t weights = ROWS * 128, stage = weights + TOKENS * 128;
   static constexpr uint32_t turn = (TOKENS < 32 ? TOKENS : 32) * 128;  // so many tokens by 64 rows, on their way out
-  static constexpr uint32_t turns = 4 * turn, barriers = 256, whole = small ? kSmallBytes : kWholeBytes;
-  static constexpr uint32_t room = (whole - 1024 - turns - barriers) / stage, fit = room < 10 ? room : 10;
+  static constexpr uint32_t turns = 4 * turn, barriers = 256;
+  static constexpr uint32_t whole = small ? kSmallBytes : light ? kBesideBytes : kWholeBytes, most = light ? 14 : 10;
+  static constexpr uint32_t room = (whole - 1024 - turns - barriers) / stage, fit = room < most ? room : most;
   // A stage stays with one of the groups that take turns: the other might take its first filling for the second.
   static constexpr uint32_t STAGES = shared_rows ? fit / 2 * 2 : fit;
   static constexpr uint32_t bytes = 1024 + STAGES * stage + turns + barriers;  // tiles begin on a multiple of 1024
+  static_assert((light || !small) && 16 * STAGES <= barriers);
   static_assert(STAGES >= 3 && (ROWS % 128 == 0 || (shared_rows && TOKENS <= 32)) && TOKENS % 16 == 0);
 };
 
@@ -160,11 +164,10 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[S::BLOCKS][N / 2], c
     for (int j = 0; j < N / 2; j++) sums[b][j] = 0.0f;
   }
   uint32_t before = S::STAGES;  // the stage of the step before
-  for (uint32_t step = 0; step < steps; step++) {
-    if (S::shared_rows && step % 2 != group) {
-      at.go_on();
-      continue;
-    }
+  // Loops that pass over the steps of the other group would keep the compiler from having two products under way.
+  const uint32_t skipped = S::shared_rows ? group : 0;
+  if (skipped > 0) at.go_on();
+  for (uint32_t step = skipped; step < steps; step += S::shared_rows ? 2 : 1) {
     const uint32_t left = memory.stage(at.stage) + first, right = memory.stage(at.stage) + S::weights + first_token;
     barrier_wait(memory.full(at.stage), at.round & 1);
     wgmma_fence();
@@ -184,6 +187,7 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[S::BLOCKS][N / 2], c
     }
     before = at.stage;
     at.go_on();
+    if (S::shared_rows && step + 1 < steps) at.go_on();
   }
   wait_wgmma<0>();
 #pragma unroll
@@ -360,18 +364,18 @@ __device__ __forceinline__ void multiply_units(const WideList& list, const WideM
 #endif
 
 template <class T, class S, bool transposed>
-__global__ void __launch_bounds__(kWideThreads, S::small ? 2 : 1) wide_kernel(const __grid_constant__ WideList list) {
+__global__ void __launch_bounds__(kWideThreads, S::light ? 2 : 1) wide_kernel(const __grid_constant__ WideList list) {
 #if COG_RWKV_WGMMA
   extern __shared__ __align__(1024) unsigned char bytes[];
   const WideMemory<S> memory{(shared_address(bytes) + 1023) & ~1023u};
   init_barriers(memory);
   if (threadIdx.x >= kSumThreads) {
-    if (!S::small) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (!S::light) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp == kSumThreads / 32 && elected()) copy_units<S, transposed>(list, memory);
     __syncwarp();
   } else {
-    if (!S::small) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if (!S::light) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait_for_previous();
     let_next_begin();
     multiply_units<T, S, transposed>(list, memory);

@@ -80,6 +80,8 @@ constexpr double kTensorCycles = 1.0 / 1550;  // a multiply-add, of a multiproce
 constexpr double kIngressCycles = 1.0 / 50;   // a byte into the shared memory of one
 constexpr double kCacheCycles = 1.0 / 6500;   // a byte out of L2, for all of them
 constexpr double kMemoryCycles = 1.0 / 2450;  // a byte out of memory, for all of them
+constexpr double kAgainCycles = 0.6 / 2450;   // the same, of weights that several tiles want at the same time, beyond
+constexpr double kAheadBytes = 12e6;          // what is there before the kernel ahead has ended
 constexpr double kPullCycles = 1.0 / 28;      // the same, for one
 constexpr double kSliceCycles = 1.0 / 1500;   // a byte of a slice, by who writes it or who adds it up
 constexpr double kStartCycles = 2500;         // until the first tiles are there
@@ -101,14 +103,17 @@ inline double plan_cycles(const WidePlan& plan, const WideJob* jobs, int count, 
                           uint32_t multiprocessors) {
   const uint32_t units = plan.first[count], blocks = units < multiprocessors ? units : multiprocessors;
   const double step = step_cycles(plan, transposed, blocks), end = 500 + plan.tile.rows * plan.tile.tokens / 32.0;
-  double busy = 0, bytes = 0;
+  double busy = 0, bytes = 0, weights = 0;
   for (uint32_t unit = 0; unit < units; unit += blocks) {  // the products with the longest sums come first
     busy += divide_up(steps_of(jobs[place_of(plan, unit).job].k), plan.parts) * step + end;
   }
   for (int i = 0; i < count; i++) {
+    weights += 2.0 * jobs[i].m * jobs[i].k;
     bytes += 2.0 * jobs[i].m * jobs[i].k + 2.0 * n * jobs[i].k + 2.0 * n * jobs[i].m;
   }
-  const double pull = kPullCycles / blocks, memory = bytes * (pull > kMemoryCycles ? pull : kMemoryCycles) + end;
+  const double pull = kPullCycles / blocks;
+  const double again = plan.token_tiles == 1 || weights < kAheadBytes ? 0 : (weights - kAheadBytes) * kAgainCycles;
+  const double memory = bytes * (pull > kMemoryCycles ? pull : kMemoryCycles) + again + end;
   const double slices = plan.parts == 1 ? 0 : 8.0 * n * jobs[0].m * plan.parts * kSliceCycles;  // written and read
   return kStartCycles + (busy > memory ? busy : memory) + slices;
 }

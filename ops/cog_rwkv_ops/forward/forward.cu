@@ -17,7 +17,7 @@ constexpr float kNormEps = 1e-5f, kGroupNormEps = 64e-5f;
 constexpr int64_t kSparseTokens = 4;   // up to so many, value rows of neurons that no token uses are not read
 constexpr int64_t kSliceTokens = 512;  // up to so many, the residual stream gets sums in slices, float32
 constexpr int kSlices = 8;             // at most, of a product of more than kSparseTokens
-constexpr size_t kMostRankBytes = 160 * 1024;
+constexpr int64_t kRankTokens = 16;    // up to so many a block of heads takes, it finishes low-rank projections
 
 // relu(k)^2 leaves float16 where k is above 255. So k is a quarter of itself there, and the product gets 16 times.
 template <class W>
@@ -79,6 +79,7 @@ class Forward {
         x_(data<float>(x)),
         gated_(first_rows(flow.gated, x.size(0))) {
     check_cuda(kOp, cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, x.get_device_index()));
+    block_bytes_ = static_cast<size_t>(device_attribute(kOp, cudaDevAttrMaxSharedMemoryPerBlockOptin));
     const bool chains = ready_to_chain(kOp, reinterpret_cast<const void*>(norm_shift_kernel<W, 1>), 0);
     device_ = {multiprocessors_, chains && !plain_gpu() && device_attribute(kOp, cudaDevAttrClusterLaunch) != 0};
   }
@@ -193,8 +194,11 @@ class Forward {
 
   // Whether the second halves of the low-rank projections are left to head_step.
   bool heads_finish_ranks() const {
-    return !cu_seqlens_ && t_.n <= kRankTokens && rank_bytes(ranks_, t_.n) <= kMostRankBytes;
+    if (cu_seqlens_) return false;
+    const RankCut cut = rank_cut();
+    return cut.each <= kRankTokens && cut.bytes() + cut.teams * sizeof(HeadShared) <= block_bytes_;
   }
+  RankCut rank_cut() const { return cut_ranks(ranks_, wkv_.scalar_type(), t_.c / kHead, t_.n, multiprocessors_); }
 
   // A token each.
   template <class S>
@@ -224,7 +228,7 @@ class Forward {
                            .stride = stride,
                            .eps = kGroupNormEps};
     if (heads_finish_ranks()) {
-      head_steps(kOp, stream_, p, ranks_, t_.n, multiprocessors_);
+      head_steps(kOp, stream_, p, ranks_, rank_cut(), t_.n);
     } else {
       head_steps(kOp, stream_, p, t_.n, multiprocessors_);
     }
@@ -270,6 +274,7 @@ class Forward {
   const Tokens t_;
   const ScalarType type_;
   int multiprocessors_ = 1;
+  size_t block_bytes_ = 0;  // shared memory that a block can have
   NormDevice device_{};
   RankList<W> ranks_{};  // the second halves of the layer's low-rank projections
   const float* x_;       // the residual stream

@@ -1,22 +1,35 @@
 // All that happens inside a head while one token of each sequence is read: the keys and the in-context rate made
 // ready, the WKV-7 step, the group norm, the bonus and the gate. (time_mix_prepare, wkv7_ and time_mix_output in one.)
 //
-// The states are nearly all of the traffic. A block stays with a head and walks over tokens: eight warps hold the state
-// of one token while that of the next is on its way to their registers, and a ninth warp makes the next token's inputs
-// ready and finishes the one before.
+// The states are nearly all of the traffic. A team of nine warps stays with a head and walks over tokens: eight work on
+// the state of one while those of the next are on their way to shared memory, and the ninth makes the next token's
+// inputs ready and finishes the one before.
 #pragma once
 
+#include "../csrc/ahead.cuh"
 #include "../wkv7/stepwise.cuh"
 #include "prepare.cuh"
 #include "ranks.cuh"
 
 namespace cog_rwkv {
 
-constexpr int kStepThreads = 256, kHeadThreads = kStepThreads + 32;
+constexpr int kStepThreads = 256, kHeadThreads = kStepThreads + 32;  // of a team
 
-// As many as the registers of a multiprocessor allow, so that it has 32 KB of states or more under way.
+// That fit a multiprocessor, by their registers.
 template <class S>
 constexpr int kHeadBlocks = sizeof(S) == 2 ? 4 : 3;
+
+// Of the next tokens' states, as many are on their way: 32 KB a team.
+template <class S>
+constexpr uint32_t kStatesAhead = 8 / sizeof(S);
+
+template <class S>
+constexpr uint32_t kStateBytes = kHead * kHead * sizeof(S);
+
+// The tokens of a team: every `step`th from `begin` on. A block has those from `first` to `end` - 1.
+struct TokenWalk {
+  uint32_t first, begin, end, step;
+};
 
 // W is the dtype of the activations, S that of the states.
 template <class W, class S>
@@ -45,8 +58,8 @@ struct StatePieces {
   static constexpr int kHalf = 32, kPer = 16 / sizeof(S), kParts = 8 / kPer;  // values in a piece; pieces of eight keys
   uint4 pieces[sizeof(S)];
 
-  // Of this thread, in a head's state.
-  static __device__ __forceinline__ int offset() { return threadIdx.x / 8 * kHead + threadIdx.x % 8 * kPer; }
+  // Of thread `thread` of a team, in a head's state.
+  static __device__ __forceinline__ int offset(int thread) { return thread / 8 * kHead + thread % 8 * kPer; }
   static __device__ __forceinline__ int piece(int i) { return i / kParts * kHalf * kHead + i % kParts * 32; }
 
   // Where the inputs of a key are kept, so that the eight threads find four of theirs side by side.
@@ -54,11 +67,17 @@ struct StatePieces {
     return kParts == 2 ? key : key / 4 % 2 * 32 + key / 8 * 4 + key % 4;
   }
 
-  // Nobody reads them again, so not through the cache of the multiprocessor.
-  __device__ __forceinline__ void load(const S* from) {
+  // A thread copies what it takes itself, so that no barrier is needed. Nobody reads it again, so it does not go
+  // through the cache of the multiprocessor.
+  static __device__ __forceinline__ void begin_copy(unsigned char* to, const S* from) {
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(S)); i++)
-      pieces[i] = __ldcg(reinterpret_cast<const uint4*>(from + piece(i)));
+    for (int i = 0; i < static_cast<int>(sizeof(S)); i++) copy_ahead<16>(to + i * kStepThreads * 16, from + piece(i));
+  }
+  __device__ __forceinline__ void take(const unsigned char* from) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(S)); i++) {
+      pieces[i] = *reinterpret_cast<const uint4*>(from + i * kStepThreads * 16);
+    }
   }
   __device__ __forceinline__ void store(S* to) const {
 #pragma unroll
@@ -78,28 +97,54 @@ struct StatePieces {
   }
 };
 
-// The eight warps: the recurrence. The first state does not depend on the kernel before, so it is loaded before
-// `begin`, which waits for that.
-template <class W, class S, class Begin>
-__device__ __forceinline__ void step_states(const HeadStep<W, S>& p, HeadShared& shared, uint32_t n, Begin begin) {
-  const int value = threadIdx.x / 8, eighth = threadIdx.x % 8;
-  S* const states = p.state + blockIdx.x * int64_t{kHead * kHead} + StatePieces<S>::offset();
-  const auto row_of = [&](uint32_t token) { return token < n ? p.rows[token] : -1; };
+// All threads of team `team`.
+template <int TEAMS>
+__device__ __forceinline__ void team_barrier(int team) {
+  static_assert(TEAMS <= 2);
+  if constexpr (TEAMS == 1) {
+    __syncthreads();
+  } else if (team == 0) {
+    asm volatile("bar.sync 1, %0;" ::"n"(kHeadThreads) : "memory");
+  } else {
+    asm volatile("bar.sync 2, %0;" ::"n"(kHeadThreads) : "memory");
+  }
+}
+
+// The eight warps: the recurrence. `ring`: of the team, for as many states as are on their way. The first ones do not
+// depend on the kernel before, so they are copied before `begin`, which waits for that.
+template <int TEAMS, class W, class S, class Begin>
+__device__ __forceinline__ void step_states(const HeadStep<W, S>& p, HeadShared& shared, unsigned char* ring, int team,
+                                            const TokenWalk& walk, Begin begin) {
+  constexpr uint32_t ahead = kStatesAhead<S>;
+  const int thread = threadIdx.x - team * kHeadThreads, value = thread / 8, eighth = thread % 8;
+  S* const states = p.state + blockIdx.x * int64_t{kHead * kHead} + StatePieces<S>::offset(thread);
+  unsigned char* const own = ring + thread * 16;
+  const auto row_of = [&](uint32_t token) { return token < walk.end ? p.rows[token] : -1; };
   const auto ok = [&](int64_t row) { return static_cast<uint64_t>(row) < static_cast<uint64_t>(p.pool_rows); };
-  int64_t next = row_of(blockIdx.y), after = row_of(blockIdx.y + gridDim.y);
-  StatePieces<S> pieces{};
-  if (ok(next)) pieces.load(states + next * p.stride);
-  begin();
+#pragma unroll
+  for (uint32_t i = 0; i < ahead; i++) {
+    const int64_t row = row_of(walk.begin + i * walk.step);
+    if (ok(row)) StatePieces<S>::begin_copy(own + i * kStateBytes<S>, states + row * p.stride);
+    end_group();
+  }
+  int64_t next = row_of(walk.begin + ahead * walk.step);  // whose state is copied next
+  begin(ahead);
   int turn = 0;
+  unsigned char* place = own;
 #pragma unroll 1
-  for (uint32_t token = blockIdx.y; token < n; token += gridDim.y, turn ^= 1) {
-    const int64_t row = next;
+  for (uint32_t token = walk.begin; token < walk.end; token += walk.step, turn ^= 1) {
+    const int64_t row = p.rows[token];
+    wait_for_all_but<ahead - 1>();
+    StatePieces<S> pieces;
+    pieces.take(place);
     float4 s[2][2];
 #pragma unroll
     for (int i = 0; i < 4; i++) s[i / 2][i % 2] = pieces.get(i / 2, i % 2);
-    next = after, after = row_of(token + 2 * gridDim.y);
-    if (ok(next)) pieces.load(states + next * p.stride);
-    __syncthreads();
+    if (ok(next)) StatePieces<S>::begin_copy(place, states + next * p.stride);
+    end_group();
+    next = row_of(token + (ahead + 1) * walk.step);
+    place = place == own + (ahead - 1) * kStateBytes<S> ? own : place + kStateBytes<S>;
+    team_barrier<TEAMS>(team);
     const float4* in = reinterpret_cast<const float4*>(shared.in[turn]) + eighth;
     float removed[2] = {0.0f, 0.0f}, y[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -131,17 +176,17 @@ __device__ __forceinline__ void step_states(const HeadStep<W, S>& p, HeadShared&
     for (int i = 0; i < 4; i++) result.set(i / 2, i % 2, s[i / 2][i % 2]);
     result.store(states + row * p.stride);
   }
-  __syncthreads();
+  team_barrier<TEAMS>(team);
 }
 
 // Where the second halves of the low-rank projections are: in the block's own memory, or, `made` null, where p says.
 template <class W>
 struct Ranks {
-  const W* made = nullptr;
-  uint32_t n = 0;
+  const W* made = nullptr;       // [jobs, each, 64]
+  uint32_t each = 0, first = 0;  // the tokens there, and the first of them
 
   __device__ __forceinline__ uint32_t bits(int job, uint32_t token) const {
-    return *reinterpret_cast<const uint32_t*>(made + (job * n + token) * kHead + threadIdx.x % 32 * 2);
+    return *reinterpret_cast<const uint32_t*>(made + (job * each + token - first) * kHead + threadIdx.x % 32 * 2);
   }
 };
 
@@ -232,87 +277,141 @@ __device__ __forceinline__ void finish_head(const HeadWeights& weights, const He
              (normal.y * scale * weights.weight.y + weights.bias.y + end.bonus.y) * gate.y);
 }
 
-// The ninth warp, a token ahead of the others and one behind, and with the inputs of another on their way.
+// The ninth warp, a token ahead of the others and one behind, and with the inputs of the next two on their way.
 // `begin` waits for the kernel before, and says where to find what is Ranks.
-template <class W, class S, class Begin>
-__device__ __forceinline__ void serve_states(const HeadStep<W, S>& p, HeadShared& shared, uint32_t n, Begin begin) {
+template <int TEAMS, class W, class S, class Begin>
+__device__ __forceinline__ void serve_states(const HeadStep<W, S>& p, HeadShared& shared, int team,
+                                             const TokenWalk& walk, Begin begin) {
   const uint32_t c = blockIdx.x * kHead + threadIdx.x % 32 * 2, channels = static_cast<uint32_t>(p.heads) * kHead;
   HeadWeights weights;
   weights.load(p, c);
-  const Ranks<W> ranks = begin();
-  HeadInputs<W> inputs;
-  HeadEnd end, before;
-  uint32_t next = blockIdx.y, at = next * channels + c;  // the inputs to be loaded
-  inputs.load(p, at, ranks, next);
-  for (int turn = 0;; turn ^= 1, before = end) {
-    const bool more = next < n;
-    const uint32_t now = at;
-    if (more) end = prepare_head(p, weights, inputs, shared.in[turn], now);
-    next += gridDim.y, at += gridDim.y * channels;
-    if (next < n) inputs.load(p, at, ranks, next);
-    __syncthreads();
-    if (next - gridDim.y != blockIdx.y) {
-      finish_head(weights, before, shared.y[turn ^ 1], p.eps, p.out + (now - gridDim.y * channels));
+  const Ranks<W> ranks = begin(0);
+  HeadInputs<W> inputs[2];
+  const auto load = [&](HeadInputs<W>& one, uint32_t token) {
+    if (token < walk.end) one.load(p, token * channels + c, ranks, token);
+  };
+  load(inputs[0], walk.begin), load(inputs[1], walk.begin + walk.step);
+  uint32_t token = walk.begin;
+  HeadEnd end{};
+  // The next token; false where there was none.
+  const auto serve = [&](HeadInputs<W>& mine, int turn) __attribute__((always_inline)) {
+    const bool more = token < walk.end;
+    const HeadEnd before = end;
+    if (more) end = prepare_head(p, weights, mine, shared.in[turn], token * channels + c);
+    load(mine, token + 2 * walk.step);
+    team_barrier<TEAMS>(team);
+    if (token != walk.begin) {
+      finish_head(weights, before, shared.y[turn ^ 1], p.eps, p.out + ((token - walk.step) * channels + c));
     }
-    if (!more) return;
+    token += walk.step;
+    return more;
+  };
+  while (serve(inputs[0], 0) && serve(inputs[1], 1)) {
   }
 }
 
-// Grid: the heads, by the blocks of each, which share the tokens. Both sides pass a barrier a token, and one more.
-template <class W, class S, class Begin>
-__device__ __forceinline__ void step_head(const HeadStep<W, S>& p, uint32_t n, Begin begin) {
-  __shared__ __align__(16) HeadShared shared;
+// Grid: the heads, by the blocks of each, which share the tokens: `each` a block, in turns for its teams. Both sides of
+// a team pass a barrier a token, and one more. `memory`: the rings of the teams, of `ring_bytes` each.
+// `begin(copies)`, called once by every thread, waits for the kernel before; `copies`: that the thread has begun.
+template <int TEAMS, class W, class S, class Begin>
+__device__ __forceinline__ void step_head(const HeadStep<W, S>& p, uint32_t n, uint32_t each, unsigned char* memory,
+                                          uint32_t ring_bytes, Begin begin) {
+  __shared__ __align__(16) HeadShared shared[TEAMS];
   const uint32_t warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // so the compiler sees that a warp stays together
-  if (warp < kStepThreads / 32) {
-    step_states(p, shared, n, begin);
+  const int team = TEAMS == 1 ? 0 : warp / (kHeadThreads / 32);
+  const uint32_t first = blockIdx.y * each;
+  const TokenWalk walk{first, first + team, min(first + each, n), TEAMS};
+  if (warp - team * (kHeadThreads / 32) < kStepThreads / 32) {
+    step_states<TEAMS>(p, shared[team], memory + team * ring_bytes, team, walk, begin);
   } else {
-    serve_states(p, shared, n, begin);
+    serve_states<TEAMS>(p, shared[team], team, walk, begin);
   }
 }
 
 template <class W, class S>
-__global__ void __launch_bounds__(kHeadThreads, kHeadBlocks<S>) head_step_kernel(const HeadStep<W, S> p, uint32_t n) {
-  step_head(p, n, [] {
+__global__ void __launch_bounds__(kHeadThreads, kHeadBlocks<S>)
+    head_step_kernel(const HeadStep<W, S> p, uint32_t n, uint32_t each) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  step_head<1>(p, n, each, memory, 0, [](uint32_t) {
     wait_for_previous();
     let_next_begin();
     return Ranks<W>{};
   });
 }
 
-// With the second halves of the low-rank projections, of kRankTokens at most.
-template <class W, class S>
-__global__ void __launch_bounds__(kHeadThreads, 2)
-    head_step_ranks_kernel(const HeadStep<W, S> p, const __grid_constant__ RankList<W> list, uint32_t n) {
+// With the second halves of the low-rank projections, of `each` tokens, before the rings in shared memory.
+template <int TEAMS, class W, class S>
+__global__ void __launch_bounds__(TEAMS* kHeadThreads, 2)
+    head_step_ranks_kernel(const HeadStep<W, S> p, const __grid_constant__ RankList<W> list, uint32_t n, uint32_t each,
+                           uint32_t rank_bytes, uint32_t ring_bytes) {
   extern __shared__ __align__(16) unsigned char bytes[];
   W* const memory = reinterpret_cast<W*>(bytes);
-  start_rank_weights(list, memory, n);
-  step_head(p, n, [&]() __attribute__((always_inline)) -> Ranks<W> {
-    wait_for_previous();
-    let_next_begin();
-    return {finish_ranks(list, memory, n), n};
-  });
+  start_rank_weights(list, memory, each);
+  const uint32_t first = blockIdx.y * each, mine = min(each, n - first);
+  step_head<TEAMS>(
+      p, n, each, bytes + rank_bytes, ring_bytes, [&](uint32_t copies) __attribute__((always_inline)) -> Ranks<W> {
+        wait_for_previous();
+        let_next_begin();
+        return {finish_ranks<TEAMS, kHeadThreads / 32, kStatesAhead<S>>(list, memory, first, mine, each, copies), each,
+                first};
+      });
 }
 
-// Of the blocks that run at once, `most` a head; so that all have about as many tokens.
-inline dim3 head_grid(int64_t heads, int64_t n, int64_t most) {
-  const int64_t rounds = (n + most - 1) / most;
-  return dim3(static_cast<unsigned>(heads), static_cast<unsigned>((n + rounds - 1) / rounds));
+// How many tokens a block takes, where `most` blocks a head run at once: so that all have about as many.
+inline int64_t tokens_each(int64_t n, int64_t most) {
+  most = std::max<int64_t>(most, 1);
+  return (n + most - 1) / most;
+}
+
+inline dim3 head_grid(int64_t heads, int64_t n, int64_t each) {
+  return dim3(static_cast<unsigned>(heads), static_cast<unsigned>((n + each - 1) / each));
+}
+
+// Of a team that takes so many tokens.
+template <class S>
+size_t ring_bytes(int64_t tokens) {
+  return std::min<int64_t>(tokens, kStatesAhead<S>) * kStateBytes<S>;
 }
 
 // Offsets of activations fit into 32 bits: the states of so many tokens are 64 times as large.
 template <class W, class S>
 void head_steps(const char* op, cudaStream_t stream, const HeadStep<W, S>& p, int64_t n, int multiprocessors) {
-  const dim3 grid = head_grid(p.heads, n, std::max<int64_t>(multiprocessors * kHeadBlocks<S> / p.heads, 1));
-  launch_chained(op, stream, head_step_kernel<W, S>, grid, dim3(kHeadThreads), 0, p, static_cast<uint32_t>(n));
+  const int64_t each = tokens_each(n, multiprocessors * kHeadBlocks<S> / p.heads);
+  launch_chained(op, stream, head_step_kernel<W, S>, head_grid(p.heads, n, each), dim3(kHeadThreads),
+                 ring_bytes<S>(each), p, static_cast<uint32_t>(n), static_cast<uint32_t>(each));
+}
+
+// How a launch that finishes ranks is cut: tokens of a block, its teams, and its shared memory, of which the first part
+// is for the ranks and the rest for rings.
+struct RankCut {
+  int64_t each;
+  int teams;
+  size_t rank_bytes, ring_bytes;
+
+  size_t bytes() const { return rank_bytes + teams * ring_bytes; }
+};
+
+// Two blocks a multiprocessor where they fit, as each has the weights of its head for itself.
+template <class W>
+RankCut cut_ranks(const RankList<W>& list, ScalarType state, int64_t heads, int64_t n, int multiprocessors) {
+  constexpr size_t kHalf = 104 << 10;
+  for (int beside = 2;; beside--) {
+    const int64_t each = tokens_each(n, multiprocessors * beside / heads);
+    const int teams = each > 1 ? 2 : 1;
+    const int64_t tokens = (each + teams - 1) / teams;
+    const size_t ring = state == ScalarType::Float ? ring_bytes<float>(tokens) : ring_bytes<Half>(tokens);
+    const RankCut cut{each, teams, rank_bytes(list, each), ring};
+    if (beside == 1 || cut.bytes() <= kHalf) return cut;
+  }
 }
 
 template <class W, class S>
-void head_steps(const char* op, cudaStream_t stream, const HeadStep<W, S>& p, const RankList<W>& list, int64_t n,
-                int multiprocessors) {
-  const auto kernel = head_step_ranks_kernel<W, S>;
-  const size_t bytes = rank_bytes(list, n);
-  const dim3 grid = head_grid(p.heads, n, std::max<int64_t>(multiprocessors / p.heads, 1));
-  launch_chained(op, stream, kernel, grid, dim3(kHeadThreads), bytes, p, list, static_cast<uint32_t>(n));
+void head_steps(const char* op, cudaStream_t stream, const HeadStep<W, S>& p, const RankList<W>& list,
+                const RankCut& cut, int64_t n) {
+  const auto kernel = cut.teams == 1 ? head_step_ranks_kernel<1, W, S> : head_step_ranks_kernel<2, W, S>;
+  launch_chained(op, stream, kernel, head_grid(p.heads, n, cut.each), dim3(cut.teams * kHeadThreads), cut.bytes(), p,
+                 list, static_cast<uint32_t>(n), static_cast<uint32_t>(cut.each), static_cast<uint32_t>(cut.rank_bytes),
+                 static_cast<uint32_t>(cut.ring_bytes));
 }
 
 }  // namespace cog_rwkv

@@ -2,13 +2,14 @@
 // needs them: the weights are in shared memory by the time the first halves are there, and a launch is saved.
 #pragma once
 
+#include "../csrc/ahead.cuh"
 #include "../csrc/math.h"
 #include "../csrc/mma.cuh"
 #include "../csrc/mma16.cuh"
 
 namespace cog_rwkv {
 
-constexpr int kRankTokens = 8;  // columns of the tensor cores' product
+constexpr int kRankColumns = 8;  // tokens of one product of the tensor cores
 enum RankJobs { kGateRank, kDecayRank, kRateRank, kMixRank, kRankJobs };
 
 // W: float16 or bfloat16. `count`: 4, or 3 where values are not mixed.
@@ -24,34 +25,80 @@ struct RankList {
 // A row and what keeps the next one off its banks.
 COG_RWKV_BOTH int rank_row(int rank) { return rank + 8; }
 
-// Of the shared memory for n tokens: each job's weights and first halves, then results [jobs, n, 64].
+// Of the shared memory for `each` tokens: each job's weights and first halves, then results [jobs, each, 64].
 template <class W>
-size_t rank_bytes(const RankList<W>& list, int64_t n) {
-  size_t values = kRankJobs * n * 64;
-  for (int i = 0; i < list.count; i++) values += (64 + n) * rank_row(list.jobs[i].rank);
+size_t rank_bytes(const RankList<W>& list, int64_t each) {
+  size_t values = kRankJobs * each * 64;
+  for (int i = 0; i < list.count; i++) values += (64 + each) * rank_row(list.jobs[i].rank);
   return values * sizeof(W);
 }
 
-// Copies `rows` rows of `rank` values, by all threads.
+// The weights of head blockIdx.x, before the first halves are there: one group of copies.
 template <class W>
-__device__ __forceinline__ void start_rows(W* to, const W* from, int rows, int rank) {
-  const int pieces = rank / 8;
-  for (int i = threadIdx.x; i < rows * pieces; i += blockDim.x) {
-    copy16(to + i / pieces * rank_row(rank) + i % pieces * 8, from + i * 8, true);
-  }
-}
-
-// The weights of head blockIdx.x, before the first halves are there.
-template <class W>
-__device__ __forceinline__ void start_rank_weights(const RankList<W>& list, W* memory, int n) {
+__device__ __forceinline__ void start_rank_weights(const RankList<W>& list, W* memory, int each) {
   for (int i = 0; i < list.count; i++) {
-    const auto& job = list.jobs[i];
-    start_rows(memory, job.weight + int64_t{blockIdx.x} * 64 * job.rank, 64, job.rank);
-    memory += (64 + n) * rank_row(job.rank);
+    const int rank = list.jobs[i].rank, pieces = rank / 8;
+    const W* const from = list.jobs[i].weight + int64_t{blockIdx.x} * 64 * rank;
+    for (int j = threadIdx.x; j < 64 * pieces; j += blockDim.x) {
+      copy_ahead<16>(memory + j / pieces * rank_row(rank) + j % pieces * 8, from + j * 8);
+    }
+    memory += (64 + each) * rank_row(rank);
+  }
+  end_group();
+}
+
+// Eight values of a first half: where they are, and where they go in shared memory.
+template <class W>
+struct RankPiece {
+  const W* from;
+  W* to;
+};
+
+// Of all jobs' pieces, `per_token` a token, number i. Counted from token `first`.
+template <class W>
+__device__ __forceinline__ RankPiece<W> hidden_piece(const RankList<W>& list, W* memory, int64_t first, int each,
+                                                     int per_token, int i) {
+  const int token = i / per_token;
+  int piece = i - token * per_token;
+  for (int job = 0;; job++) {
+    const int rank = list.jobs[job].rank;
+    if (piece < rank / 8) {
+      return {list.jobs[job].hidden + (first + token) * rank + piece * 8,
+              memory + (64 + token) * rank_row(rank) + piece * 8};
+    }
+    piece -= rank / 8;
+    memory += (64 + each) * rank_row(rank);
   }
 }
 
-// 16 channels of n tokens, by a warp; `weights` [16, rank], `hidden` [n, rank], `out` [n, 64] of these channels on.
+// The first halves of `mine` tokens, some pieces at a time. Not copies, as those would have to wait for what has been
+// begun before them.
+template <class W>
+__device__ __forceinline__ void load_hidden(const RankList<W>& list, W* memory, int64_t first, int mine, int each) {
+  constexpr int together = 4;
+  int per_token = 0;
+  for (int i = 0; i < list.count; i++) per_token += list.jobs[i].rank / 8;
+  const int all = mine * per_token;
+  for (int begin = threadIdx.x; begin < all; begin += together * blockDim.x) {
+    uint4 values[together];
+    W* to[together];
+#pragma unroll
+    for (int j = 0; j < together; j++) {
+      const int i = begin + j * blockDim.x;
+      if (i >= all) continue;
+      const RankPiece<W> piece = hidden_piece(list, memory, first, each, per_token, i);
+      values[j] = __ldcg(reinterpret_cast<const uint4*>(piece.from));
+      to[j] = piece.to;
+    }
+#pragma unroll
+    for (int j = 0; j < together; j++) {
+      if (begin + j * blockDim.x < all) *reinterpret_cast<uint4*>(to[j]) = values[j];
+    }
+  }
+}
+
+// 16 channels of n tokens, kRankColumns at most, by a warp; `weights` [16, rank], `hidden` [n, rank], `out` [n, 64] of
+// these channels on.
 template <class W>
 __device__ __forceinline__ void multiply_rank(const W* weights, const W* hidden, W* out, int rank, int n) {
   const int lane = threadIdx.x % 32, row = rank_row(rank);
@@ -73,29 +120,33 @@ __device__ __forceinline__ void multiply_rank(const W* weights, const W* hidden,
   }
 }
 
-// By all threads of a block, the first 256 of which multiply, once the first halves are there. Returns the results,
-// which are there for all.
-template <class W>
-__device__ __forceinline__ const W* finish_ranks(const RankList<W>& list, W* memory, int n) {
-  W* at = memory;
-  for (int i = 0; i < list.count; i++) {
-    const auto& job = list.jobs[i];
-    at += 64 * rank_row(job.rank);
-    start_rows(at, job.hidden, n, job.rank);
-    at += n * rank_row(job.rank);
+// By all threads of a block, once the first halves are there, of `mine` tokens from `first` on. Of each team of `warps`
+// warps the first eight multiply. `copies`: groups of others' copies that a thread has begun since, `most` or none.
+// Returns the results, which are there for all.
+template <int TEAMS, int warps, int most, class W>
+__device__ __forceinline__ const W* finish_ranks(const RankList<W>& list, W* memory, int64_t first, int mine, int each,
+                                                 uint32_t copies) {
+  load_hidden(list, memory, first, mine, each);
+  W* results = memory;
+  for (int i = 0; i < list.count; i++) results += (64 + each) * rank_row(list.jobs[i].rank);
+  if (copies == 0) {
+    wait_for_all_but<0>();
+  } else {
+    wait_for_all_but<most>();
   }
-  W* const results = at;
-  wait_for_copies();
   __syncthreads();
-  const int warp = threadIdx.x / 32, channel = warp % 4 * 16;
-  at = memory;
+  const int team = threadIdx.x / (32 * warps), warp = threadIdx.x / 32 - team * warps, channel = warp % 4 * 16;
+  W* at = memory;
   for (int i = 0; i < list.count; i++) {
     const int rank = list.jobs[i].rank, row = rank_row(rank);
     // Four warps have the gate, whose rank is about that of the others together.
     if (warp < 8 && warp / 4 == (i == kGateRank ? 0 : 1)) {
-      multiply_rank(at + channel * row, at + 64 * row, results + i * n * 64 + channel, rank, n);
+      for (int token = team * kRankColumns; token < mine; token += TEAMS * kRankColumns) {
+        multiply_rank(at + channel * row, at + (64 + token) * row, results + (i * each + token) * 64 + channel, rank,
+                      min(kRankColumns, mine - token));
+      }
     }
-    at += (64 + n) * row;
+    at += (64 + each) * row;
   }
   __syncthreads();
   return results;

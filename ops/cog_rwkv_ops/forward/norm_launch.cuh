@@ -34,7 +34,8 @@ inline bool are_few(const ResidualRows& p, int64_t tokens, NormDevice device) {
   return tokens * groups_of(p) * 32 <= device.multiprocessors * (int64_t{kNormThreads} / 2);
 }
 
-// A row to a cluster: as many blocks as it must have, or more where tokens are few and rows heavy.
+// A row to a cluster: as many blocks as it must have, or where tokens are few more, for rows that have several anyway or
+// are heavy.
 template <class W>
 NormCut cut_few(const NormShift<W>& p, int64_t tokens, int64_t mixes, NormDevice device) {
   const int64_t groups = groups_of(p), own = kFewThreads / 32;
@@ -45,7 +46,7 @@ NormCut cut_few(const NormShift<W>& p, int64_t tokens, int64_t mixes, NormDevice
   while (most < std::min<int64_t>(groups, kMostInCluster) && 2 * most * tokens <= device.multiprocessors) most *= 2;
   const int64_t width = p.delta.rounded ? sizeof(W) : sizeof(float);
   const int64_t moved = p.c * (3 * sizeof(float) + p.delta.slices * width + mixes * sizeof(W));
-  if (moved / parts - moved / most > kWorthSharing) parts = most;
+  if (parts > 1 || moved - moved / most > kWorthSharing) parts = most;
   return {static_cast<uint32_t>(parts), static_cast<unsigned>((groups + parts - 1) / parts * 32), 1, 1, 0};
 }
 
@@ -72,11 +73,14 @@ NormCut cut_many(const NormShift<W>& p, bool states, bool follow, NormDevice dev
           static_cast<size_t>(staged ? stages * stage : 0)};
 }
 
+// Products of so many tokens leave room for the blocks of a norm beside theirs, which then wait for them.
+constexpr uint32_t kWaitingTokens = 16;
+
 template <class W, class... Arguments>
 void launch_rows(const char* op, cudaStream_t stream, const NormCut& cut, int64_t tokens,
                  void (*kernel)(NormShift<W>, Arguments...), NormShift<W> p, Arguments... arguments) {
   const dim3 grid(static_cast<unsigned>(cut.runs(tokens) * cut.parts));
-  p.parts = cut.parts, p.each = cut.each, p.stages = cut.stages;
+  p.parts = cut.parts, p.each = cut.each, p.stages = cut.stages, p.rehearses = p.n <= kWaitingTokens;
   launch_chained_clusters(op, stream, cut.parts, kernel, grid, dim3(cut.threads), cut.bytes, p, arguments...);
 }
 

@@ -5,9 +5,11 @@
 // into shared memory, and the blocks of a cluster can share a row.
 #pragma once
 
+#include <cstring>
+
 #include "../csrc/bulk.cuh"
 #include "../csrc/chain.cuh"
-#include "../csrc/packed_store.cuh"
+#include "../csrc/cuda.cuh"
 #include "../csrc/reduce.cuh"
 
 namespace cog_rwkv {
@@ -53,15 +55,44 @@ __device__ __forceinline__ float4 all4(float f) { return make_float4(f, f, f, f)
 
 __device__ __forceinline__ float4 float4_of(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
+// Past the multiprocessor's own cache, which may hold what was there before: for what other kernels write and this one
+// reads before its wait.
+__device__ __forceinline__ float4 float4_beyond(const float* p) {
+#if defined(__CUDA_ARCH__)
+  return __ldcg(reinterpret_cast<const float4*>(p));
+#else
+  return float4_of(p);
+#endif
+}
+
 template <class W>
 __device__ __forceinline__ float4 float4_of(const W* p) {
   const Vector<W, 4> v = load_vector<W, 4>(p);
   return make_float4(v.values[0], v.values[1], v.values[2], v.values[3]);
 }
 
+// Only where it is `real`, but without a branch.
+__device__ __forceinline__ void store(float* to, float4 v, bool real = true) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to), "f"(v.x),
+               "f"(v.y), "f"(v.z), "f"(v.w), "r"(static_cast<uint32_t>(real))
+               : "memory");
+#else
+  if (real) *reinterpret_cast<float4*>(to) = v;
+#endif
+}
 template <class W>
-__device__ __forceinline__ void store_rounded(W* p, float4 v) {
-  store_packed<W, 4>(p, {{static_cast<W>(v.x), static_cast<W>(v.y), static_cast<W>(v.z), static_cast<W>(v.w)}});
+__device__ __forceinline__ void store_rounded(W* to, float4 v, bool real = true) {
+  const Vector<W, 4> rounded{{static_cast<W>(v.x), static_cast<W>(v.y), static_cast<W>(v.z), static_cast<W>(v.w)}};
+  uint32_t word[2];
+  std::memcpy(word, &rounded, sizeof(word));
+#if defined(__CUDA_ARCH__)
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %3, 0; @p st.global.v2.b32 [%0], {%1, %2};}" ::"l"(to), "r"(word[0]),
+               "r"(word[1]), "r"(static_cast<uint32_t>(real))
+               : "memory");
+#else
+  if (real) std::memcpy(to, word, sizeof(word));
+#endif
 }
 
 // The channels of a thread: V fours, each in a group of its warp's. Groups are cut alike however many blocks share a
@@ -108,24 +139,28 @@ struct DeltaReader {
         rounded(p.delta.rounded) {}
 
   // x with what is added to it, at element `at` of [n, c]; `ahead` slices and the first are on their way at once.
+  // Without `real` nothing is read, yet the code is walked through.
   template <int ahead>
-  __device__ __forceinline__ float4 add_to(float4 x, uint32_t at) const {
-    if (slices == 0) return x;
+  __device__ __forceinline__ float4 add_to(float4 x, uint32_t at, bool real = true) const {
     if (rounded) return x + float4_of(static_cast<const W*>(values) + at) * scale;
+    const uint32_t count = real ? slices : 0;
     const float* from = static_cast<const float*>(values) + at;
-    float4 sum = float4_of(from);
+    float4 sum = all4(0.0f);
+    if (count > 0) sum = float4_of(from);
+    uint32_t s = 1;
 #pragma unroll 1
-    for (uint32_t s = 1; s < slices; s += ahead) {
+    do {
       float4 next[ahead];
 #pragma unroll
       for (uint32_t i = 0; i < ahead; i++) {
-        if (s + i < slices) next[i] = float4_of(from + uint64_t{s + i} * size);
+        if (s + i < count) next[i] = float4_of(from + uint64_t{s + i} * size);
       }
 #pragma unroll
       for (uint32_t i = 0; i < ahead; i++) {
-        if (s + i < slices) sum = sum + next[i];
+        if (s + i < count) sum = sum + next[i];
       }
-    }
+      s += ahead;
+    } while (s < count);
     return x + sum * scale;
   }
 };

@@ -1,6 +1,6 @@
-// norm_shift for few tokens, and the last norm of a step. What counts is how soon a row is there after the kernel before
-// has ended: so a block is small enough to be there beside that one's, all of a row's loads are on their way at once,
-// and the blocks of a cluster may share a row.
+// norm_shift for few tokens, and the last norm of a step. What counts is how soon a row is there after the kernel
+// before has ended: so a block is small enough to be there beside that one's, all of a row's loads are on their way at
+// once, and the blocks of a cluster may share a row.
 #pragma once
 
 #include "norm_shift.cuh"
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(V == 1 ? kFewThreads : kNormThreads)
   // All is done twice where this kernel waits long for the one before: the first time for nothing, but that the code
   // has come to the multiprocessor. What is written then is not.
 #pragma unroll 1
-  for (uint32_t round = p.rehearses ? 0 : 1; round < 2; round++) {
+  for (uint32_t round = V == 1 && p.rehearses ? 0 : 1; round < 2; round++) {
     const bool real = round == 1;
     if (real) {
       wait_for_previous();

@@ -34,8 +34,8 @@ inline bool are_few(const ResidualRows& p, int64_t tokens, NormDevice device) {
   return tokens * groups_of(p) * 32 <= device.multiprocessors * (int64_t{kNormThreads} / 2);
 }
 
-// A row to a cluster: as many blocks as it must have, or where tokens are few more, for rows that have several anyway or
-// are heavy.
+// A row to a cluster: as many blocks as it must have; where tokens are few as many as there can be, if it has several
+// anyway or is heavy.
 template <class W>
 NormCut cut_few(const NormShift<W>& p, int64_t tokens, int64_t mixes, NormDevice device) {
   const int64_t groups = groups_of(p), own = kFewThreads / 32;
@@ -66,7 +66,8 @@ NormCut cut_many(const NormShift<W>& p, bool states, bool follow, NormDevice dev
   const int64_t blocks = staged ? fit : kNormThreads / threads;
   int64_t each = (tokens + multiprocessors * blocks - 1) / (multiprocessors * blocks);
   if (follow && tokens > multiprocessors) each = std::max<int64_t>(each, 2);  // not each token twice
-  const int64_t runs = (tokens + each - 1) / each, beside = std::min(blocks, (runs + multiprocessors - 1) / multiprocessors);
+  const int64_t runs = (tokens + each - 1) / each;
+  const int64_t beside = std::min(blocks, (runs + multiprocessors - 1) / multiprocessors);
   const int64_t most = std::min<int64_t>(kMostStages, each + (follow ? 1 : 0));
   const int64_t stages = staged ? std::clamp<int64_t>(kNormRoom / (beside * stage), 1, most) : 1;
   return {1, static_cast<unsigned>(threads), static_cast<uint32_t>(each), static_cast<uint32_t>(stages),

@@ -173,7 +173,7 @@ template <class W>
 struct RowRing {
   const ResidualRows& p;
   unsigned char* memory;
-  uint64_t* arrived;  // a barrier for each turn
+  uint64_t* arrived;          // a barrier for each turn
   uint32_t row, part, stage;  // bytes of a row of x, of one of a slice, of all rows of a token
 
   __device__ __forceinline__ RowRing(const ResidualRows& rows, unsigned char* at, uint64_t* barriers, bool states)

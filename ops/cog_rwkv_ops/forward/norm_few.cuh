@@ -27,7 +27,7 @@ __device__ __forceinline__ RowToken token_of_row(const NormShift<W>& p, uint32_t
 // of some tokens alone, `out` is [count, c]: all of them, or with `last` the last of each sequence, NaN where there is
 // none.
 template <class W, int V, int M>
-__global__ void __launch_bounds__(V == 1 ? kFewThreads : kNormThreads)
+__global__ void __launch_bounds__(V == 1 ? kFewThreads : kNormThreads, V == 1 ? 2 : 1)
     norm_few_kernel(const NormShift<W> p, bool last) {
   __shared__ GroupSums sums;
   begin_sums(p, sums);

@@ -56,13 +56,18 @@ __device__ __forceinline__ float4 all4(float f) { return make_float4(f, f, f, f)
 __device__ __forceinline__ float4 float4_of(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
 // Past the multiprocessor's own cache, which may hold what was there before: for what other kernels write and this one
-// reads before its wait.
-__device__ __forceinline__ float4 float4_beyond(const float* p) {
+// reads before its wait. Only where it is `real`, else 0, but without a branch.
+__device__ __forceinline__ float4 float4_beyond(const float* p, bool real = true) {
+  float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #if defined(__CUDA_ARCH__)
-  return __ldcg(reinterpret_cast<const float4*>(p));
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];}"
+               : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
+               : "l"(p), "r"(static_cast<uint32_t>(real))
+               : "memory");
 #else
-  return float4_of(p);
+  if (real) v = float4_of(p);
 #endif
+  return v;
 }
 
 template <class W>
@@ -114,27 +119,28 @@ struct Channels {
   }
 };
 
-// In a register from here on: an argument that is read only later may have to come from far.
+// In registers from here on, by way of the other lanes: an argument that is read later may have to come from far.
+__device__ __forceinline__ uint32_t at_hand(uint32_t value) { return __shfl_sync(kAllLanes, value, 0); }
+
 template <class T>
-__device__ __forceinline__ T kept_at_hand(T value) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("" : "+r"(value));
-#endif
-  return value;
+__device__ __forceinline__ const T* at_hand(const T* pointer) {
+  const auto bits = reinterpret_cast<uint64_t>(pointer);
+  const uint64_t high = at_hand(static_cast<uint32_t>(bits >> 32)), low = at_hand(static_cast<uint32_t>(bits));
+  return reinterpret_cast<const T*>(high << 32 | low);
 }
 
-// What is to be added to the residual stream, for who reads it from global memory.
+// What is to be added to the residual stream, for who reads it from global memory. Slices are less than 2^32 bytes.
 template <class W>
 struct DeltaReader {
-  const void* values;
-  uint32_t slices, size;
+  const unsigned char* values;
+  uint32_t slices, step;  // from slice to slice, in bytes
   float scale;
   bool rounded;
 
   __device__ __forceinline__ explicit DeltaReader(const ResidualRows& p)
-      : values(p.delta.values),
-        slices(kept_at_hand(static_cast<uint32_t>(p.delta.slices))),
-        size(kept_at_hand(static_cast<uint32_t>(p.size))),
+      : values(at_hand(static_cast<const unsigned char*>(p.delta.values))),
+        slices(static_cast<uint32_t>(p.delta.slices)),
+        step(at_hand(static_cast<uint32_t>(p.size * sizeof(float)))),
         scale(p.delta.scale),
         rounded(p.delta.rounded) {}
 
@@ -142,23 +148,21 @@ struct DeltaReader {
   // Without `real` nothing is read, yet the code is walked through.
   template <int ahead>
   __device__ __forceinline__ float4 add_to(float4 x, uint32_t at, bool real = true) const {
-    if (rounded) return x + float4_of(static_cast<const W*>(values) + at) * scale;
+    if (rounded) return x + float4_of(reinterpret_cast<const W*>(values) + at) * scale;
     const uint32_t count = real ? slices : 0;
-    const float* from = static_cast<const float*>(values) + at;
-    float4 sum = all4(0.0f);
-    if (count > 0) sum = float4_of(from);
+    const unsigned char* from = values + uint64_t{at} * sizeof(float);
+    const auto slice = [&](uint32_t s) {
+      return float4_beyond(reinterpret_cast<const float*>(from + uint64_t{s} * step), s < count);
+    };
+    float4 sum = slice(0);
     uint32_t s = 1;
 #pragma unroll 1
     do {
       float4 next[ahead];
 #pragma unroll
-      for (uint32_t i = 0; i < ahead; i++) {
-        if (s + i < count) next[i] = float4_of(from + uint64_t{s + i} * size);
-      }
+      for (uint32_t i = 0; i < ahead; i++) next[i] = slice(s + i);
 #pragma unroll
-      for (uint32_t i = 0; i < ahead; i++) {
-        if (s + i < count) sum = sum + next[i];
-      }
+      for (uint32_t i = 0; i < ahead; i++) sum = sum + next[i];
       s += ahead;
     } while (s < count);
     return x + sum * scale;

@@ -74,8 +74,8 @@ NormCut cut_many(const NormShift<W>& p, bool states, bool follow, NormDevice dev
           static_cast<size_t>(staged ? stages * stage : 0)};
 }
 
-// Products of so many tokens leave room for the blocks of a norm beside theirs, which then wait for them.
-constexpr uint32_t kWaitingTokens = 16;
+// All products of so many tokens leave room for the blocks of a norm beside theirs, which then wait for them.
+constexpr uint32_t kWaitingTokens = 4;
 
 template <class W, class... Arguments>
 void launch_rows(const char* op, cudaStream_t stream, const NormCut& cut, int64_t tokens,

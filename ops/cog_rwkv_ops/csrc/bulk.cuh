@@ -14,10 +14,12 @@ __device__ __forceinline__ void fence_bulk_shared() { asm volatile("fence.proxy.
 
 // Counts on a barrier in shared memory when it is there.
 __device__ __forceinline__ void copy_in(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),
                "l"(global), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
+#endif
 }
 
 // The same in both blocks of a cluster of two, for each at the same place and on its own barrier.

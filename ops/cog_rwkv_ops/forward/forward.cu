@@ -6,7 +6,7 @@
 #include "../csrc/products.cuh"
 #include "calls.cuh"
 #include "heads.cuh"
-#include "norm_shift.cuh"
+#include "norm_launch.cuh"
 #include "prepare.cuh"
 
 namespace cog_rwkv {
@@ -80,7 +80,7 @@ class Forward {
         gated_(first_rows(flow.gated, x.size(0))) {
     check_cuda(kOp, cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, x.get_device_index()));
     block_bytes_ = static_cast<size_t>(device_attribute(kOp, cudaDevAttrMaxSharedMemoryPerBlockOptin));
-    const bool chains = ready_to_chain(kOp, reinterpret_cast<const void*>(norm_shift_kernel<W, 1>), 0);
+    const bool chains = ready_to_chain(kOp, reinterpret_cast<const void*>(norm_few_kernel<W, 1, 1>), 0);
     device_ = {multiprocessors_, chains && !plain_gpu() && device_attribute(kOp, cudaDevAttrClusterLaunch) != 0};
   }
 
@@ -101,7 +101,7 @@ class Forward {
  private:
   void time_mix(int64_t layer, const LayerWeights& weights) {
     const TimeMixWeights& w = weights.time;
-    shift(layer, 0, w.norm_weight, w.norm_bias, w.mix, 1.0f);
+    shift<6>(layer, 0, w.norm_weight, w.norm_bias, w.mix, 1.0f);
     project(w, weights.first);
     if (cu_seqlens_) {
       read_heads(layer, w, weights.first);
@@ -114,7 +114,7 @@ class Forward {
 
   void channel_mix(int64_t layer, const ChannelMixWeights& w) {
     constexpr float scale = kKeyScale<W>, back = 1.0f / (scale * scale);
-    shift(layer, 1, w.norm_weight, w.norm_bias, w.mix, scale);
+    shift<1>(layer, 1, w.norm_weight, w.norm_bias, w.mix, scale);
     const int64_t ffn = w.key.size(0);
     const Product key{mixed(0), data<W>(w.key),         nullptr, mutable_data<W>(f_.keys), ffn,
                       t_.c,     Epilogue::squared_relu, false};
@@ -148,15 +148,16 @@ class Forward {
     return p;
   }
 
-  // Half 0 is the time mix's, 1 the channel mix's.
+  // Half 0 is the time mix's, with M = 6 mixes, 1 the channel mix's, with one.
+  template <int M>
   void shift(int64_t layer, int64_t half, const Tensor& weight, const Tensor& bias, const Tensor& mix, float scale) {
     NormShift<W> p = norm(weight, bias);
-    p.mix = data<float>(mix), p.mixes = mix.size(0);
+    p.mix = data<float>(mix);
     p.shift = mutable_data<float>(shift_) + (2 * layer + half) * t_.pool_rows * t_.c;
     if (f_.left) p.left = mutable_data<float>(*f_.left) + half * t_.batch * t_.c;
     p.out = mutable_data<W>(f_.mixed), p.out_scale = scale;
     if (delta_.slices > 0) p.x_out = mutable_data<float>(f_.x[half]);
-    left_ = norm_shift(kOp, stream_, p, device_);
+    left_ = norm_shift<M>(kOp, stream_, p, device_);
     if (p.x_out != nullptr) x_ = p.x_out;
   }
 

@@ -1,5 +1,6 @@
 // The residual sum, the layer norm, the token shift and its mixes, in one kernel: what stands between two matrix
-// products of RWKV-7.
+// products of RWKV-7. Kernels for many tokens are here, that for few in norm_few.cuh, and which is taken in
+// norm_launch.cuh.
 #pragma once
 
 #include "../csrc/packed.cuh"
@@ -8,7 +9,6 @@
 namespace cog_rwkv {
 
 constexpr int kNormThreads = 1024;  // at most
-constexpr int kMostMixes = 6;
 constexpr int64_t kMostChannels = 8 * kNormThreads;
 
 // Rows of shift state that a kernel left in `from` [batch, c] for the next of its kind to put in `to`: those of
@@ -18,41 +18,43 @@ struct LeftRows {
   uint32_t each = 1;
 };
 
+// M, the number of mixes, is a constant of the kernels: 0 is the layer norm alone, into one row.
 template <class W>
 struct NormShift : ResidualRows {
   float* x_out;                      // [n, c], another tensor than x; or null
-  const float *weight, *bias, *mix;  // [c], [c], [mixes, c]
+  const float *weight, *bias, *mix;  // [c], [c], [M, c]
   float* shift;                      // [pool_rows, c], rows `stride` apart
   const int64_t *rows, *cu_seqlens;  // [batch], [batch + 1]; cu_seqlens null: a token each
-  W* out;                            // [mixes, n, c]
+  W* out;                            // [M, n, c]
   float* left;                       // [batch, c], for the next kernel to put in `shift`; null without cu_seqlens
   LeftRows before;                   // of the kernel before this one
-  int64_t mixes, stride, batch, pool_rows;
-  uint32_t each;    // tokens that a cluster walks through
+  int64_t stride, batch, pool_rows;
+  uint32_t each;    // tokens that a block walks through
   uint32_t stages;  // of these, as many are on their way at once
-  float out_scale;
+  float out_scale;  // of a single mix
+  bool rehearses;   // norm_few_kernel: it waits long for the kernel before
 };
 
 // The weights of four channels, of which the mixes are kept or read when they are wanted.
-template <class W, bool kept>
+template <int M, bool kept>
 struct ChannelWeights {
-  float4 weight, bias, mixes[kept ? kMostMixes : 1];
+  float4 weight, bias, mixes[kept && M > 0 ? M : 1];
 
+  template <class W>
   __device__ __forceinline__ void load(const NormShift<W>& p, uint32_t c) {
     weight = float4_of(p.weight + c), bias = float4_of(p.bias + c);
     if constexpr (kept) {
 #pragma unroll
-      for (int m = 0; m < kMostMixes; m++) {
-        if (m < p.mixes) mixes[m] = float4_of(p.mix + m * p.c + c);
-      }
+      for (int m = 0; m < M; m++) mixes[m] = float4_of(p.mix + m * p.c + c);
     }
   }
+  template <class W>
   __device__ __forceinline__ float4 mix(const NormShift<W>& p, uint32_t c, int m) const {
     if constexpr (kept) return mixes[m];
     return float4_of(p.mix + m * p.c + c);
   }
-  __device__ __forceinline__ float4 scaled(float4 x, RowScale row) const {
-    return each4(x, weight, [&](float value, float f) { return (value - row.mean) * row.scale * f; }) + bias;
+  __device__ __forceinline__ float4 normed(float4 x, RowScale row) const {
+    return each4(row(x), weight, [](float value, float f) { return value * f; }) + bias;
   }
 };
 
@@ -72,10 +74,9 @@ __device__ __forceinline__ int row_of(const NormShift<W>& p, int64_t row) {
   return row == -1 ? TokenSequence::kPadding : TokenSequence::kNowhere;
 }
 
-// Of token t; it ends with t where there is none.
+// Of token t of packed sequences; it ends with t where there is none.
 template <class W>
 __device__ __forceinline__ TokenSequence sequence_at_token(const NormShift<W>& p, uint32_t t) {
-  if (p.cu_seqlens == nullptr) return {t, t, t + 1, row_of(p, p.rows[t])};
   const TokenSequence none{0, t, t + 1, TokenSequence::kNowhere};
   const int64_t i = sequence_of(p.cu_seqlens, p.batch, t);
   if (i < 0) return none;
@@ -84,18 +85,23 @@ __device__ __forceinline__ TokenSequence sequence_at_token(const NormShift<W>& p
   return {static_cast<uint32_t>(i), static_cast<uint32_t>(s.begin), static_cast<uint32_t>(s.end), row_of(p, s.row)};
 }
 
-// A token's mixes, times `out_scale`, from its normalised row and that of the token before it.
-template <class W, bool kept>
-__device__ __forceinline__ void mix_channels(const NormShift<W>& p, const ChannelWeights<W, kept>& w, uint32_t t,
-                                             uint32_t c, float4 now, float4 before) {
+// What a token of its own without a row of the pool has instead of its values and those before it.
+__device__ __forceinline__ void be_nothing(int row, float4& y, float4& before) {
+  before = all4(row == TokenSequence::kPadding ? 0.0f : nanf(""));
+  if (row == TokenSequence::kPadding) y = before;
+}
+
+// A token's mixes from its normalised row and that of the token before it.
+template <int M, bool kept, class W>
+__device__ __forceinline__ void mix_channels(const NormShift<W>& p, const ChannelWeights<M, kept>& w, uint32_t t,
+                                             uint32_t c, float4 now, float4 before, bool real = true) {
   const float4 back = each4(before, now, [](float b, float n) { return b - n; });
   W* out = p.out + p.at(t, c);
 #pragma unroll
-  for (int m = 0; m < kMostMixes; m++) {
-    if (m >= p.mixes) break;
-    const float4 mixed = now + each4(back, w.mix(p, c, m), [](float d, float f) { return d * f; });
-    store_rounded(out, mixed * p.out_scale);
-    out += p.size;
+  for (int m = 0; m < M; m++, out += p.size) {
+    float4 mixed = now + each4(back, w.mix(p, c, m), [](float d, float f) { return d * f; });
+    if constexpr (M == 1) mixed = mixed * p.out_scale;
+    store_rounded(out, mixed, real);
   }
 }
 
@@ -107,220 +113,174 @@ __device__ __forceinline__ bool crosses(const Sequence& s, uint32_t each) {
 template <class W>
 __device__ __forceinline__ void put_left_rows(const NormShift<W>& p) {
   if (p.before.from == nullptr) return;
+#pragma unroll 1
   for (int64_t i = blockIdx.x; i < p.batch; i += gridDim.x) {
     const Sequence s = sequence_at(p.rows, p.cu_seqlens, i, p.n, p.pool_rows);
     if (!s.row_ok || s.begin == s.end || !crosses(s, p.before.each)) continue;
 #pragma unroll 1
     for (uint32_t c = threadIdx.x * 4; c < p.c; c += blockDim.x * 4) {
-      *reinterpret_cast<float4*>(p.before.to + s.row * p.stride + c) = float4_of(p.before.from + i * p.c + c);
+      store(p.before.to + s.row * p.stride + c, float4_of(p.before.from + i * p.c + c));
     }
   }
 }
 
-// A cluster a run of tokens. The state's row of a sequence is read by who has its first token and made by who has its
-// last, and these may be two: where a sequence goes on beyond a run, the next kernel puts the row in place, once all
-// have been read.
-//
-// Before the wait it reads the weights, the first state and, where something is to be added to it, the residual stream:
-// the kernel that wrote that is not the one just before. The weights come first, as nothing has to be known for them.
-template <class W, int V>
-__global__ void __launch_bounds__(kNormThreads) norm_shift_kernel(const NormShift<W> p) {
-  extern __shared__ __align__(16) unsigned char memory[];
+// Where a block is among its turns.
+struct Turn {
+  uint32_t at = 0, round = 0;
+
+  __device__ __forceinline__ void go_on(uint32_t stages) {
+    if (++at == stages) at = 0, round++;
+  }
+};
+
+// A token each, a block a run of them. Before the wait it reads the weights, the states and, where something is to be
+// added to it, the residual stream: the kernel that wrote that is not the one just before. On Hopper.
+template <class W, int M>
+__global__ void __launch_bounds__(kNormThreads) norm_each_kernel(const NormShift<W> p) {
+  extern __shared__ __align__(128) unsigned char memory[];
   __shared__ GroupSums sums;
-  begin_sums<V>(p, sums);
+  __shared__ uint64_t arrived[kMostStages];
+  const Channels<1> channels(p);
+  const RowRing<W> ring(p, memory, arrived, true);
+  const bool exists = channels.exists(0), early = p.delta.slices > 0;
+  const uint32_t c = channels.channel(0), first = blockIdx.x * p.each, end = min(first + p.each, p.n);
+  const uint32_t ahead = min(first + p.stages, end);
+  const auto begin = [&](uint32_t t, uint32_t turn, bool with_x) {
+    const int row = row_of(p, p.rows[t]);
+    ring.begin(t, turn, row >= 0 ? p.shift + row * p.stride : nullptr, with_x);
+  };
+  if (threadIdx.x == 0) {
+    ring.make(p.stages);
+#pragma unroll 1
+    for (uint32_t t = first; t < ahead; t++) begin(t, t - first, early);
+  }
+  ChannelWeights<M, true> weights;
+  if (exists) weights.load(p, c);
+  int64_t next_row = p.rows[first];
+  __syncthreads();
+  wait_for_previous();
+  let_next_begin();
+  if (threadIdx.x == 0) {
+#pragma unroll 1
+    for (uint32_t t = first; t < ahead; t++) ring.begin_rest(t, t - first, !early);
+  }
+  Turn turn;
+  uint32_t copier = 0;  // the thread that copies: each time of another warp, as that comes later to the mixes
+#pragma unroll 1
+  for (uint32_t t = first; t < end; t++) {
+    const int64_t its_row = next_row;
+    next_row = p.rows[min(t + 1, end - 1)];
+    float4 x[1] = {all4(0.0f)}, before = all4(0.0f);
+    ring.wait(turn.at, turn.round);
+    if (exists) x[0] = ring.take(turn.at, c), before = ring.take_state(turn.at, c);
+    const RowScale scale = scale_of_row<false>(p, channels, x, sums, t - first);
+    if (threadIdx.x == copier && t + p.stages < end) {
+      begin(t + p.stages, turn.at, true), ring.begin_rest(t + p.stages, turn.at, false);
+    }
+    copier = copier + 32 < blockDim.x ? copier + 32 : 0;
+    turn.go_on(p.stages);
+    if (!exists) continue;
+    const int row = row_of(p, its_row);
+    float4 y = weights.normed(x[0], scale);
+    if (row >= 0) {
+      store(p.shift + row * p.stride + c, y);
+    } else {
+      be_nothing(row, y, before);
+    }
+    if (p.x_out != nullptr) store(p.x_out + p.at(t, c), x[0]);
+    mix_channels(p, weights, t, c, y, before);
+  }
+}
+
+// Packed sequences, a block a run of tokens. The state's row of a sequence is read by who has its first token and made
+// by who has its last, and these may be two: where a sequence goes on beyond a run, the next kernel puts the row in
+// place, once all have been read.
+//
+// A run begins with the token before it, which is another block's to write: also where nothing follows from that, as it
+// takes its time to know. With V = 1 rows come by bulk copies; that is for Hopper.
+template <class W, int V, int M>
+__global__ void __launch_bounds__(kNormThreads) norm_walk_kernel(const NormShift<W> p) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  __shared__ GroupSums sums;
+  __shared__ uint64_t arrived[kMostStages];
   const Channels<V> channels(p);
-  const RowReader<W, V> reader{p, channels, memory};
+  const RowRing<W> ring(p, memory, arrived, false);
+  const DeltaReader<W> delta(p);
   constexpr bool kept = V == 1;
-  ChannelWeights<W, kept> weights;
+  const bool copies = V == 1 && threadIdx.x == 0, early = p.delta.slices > 0;
+  const uint32_t first = blockIdx.x * p.each, end = min(first + p.each, p.n), start = max(first, 1u) - 1;
+  const uint32_t ahead = min(start + p.stages, end);
+  if (copies) {
+    ring.make(p.stages);
+#pragma unroll 1
+    for (uint32_t t = start; t < ahead; t++) ring.begin(t, t - start, nullptr, early);
+  }
+  ChannelWeights<M, kept> weights;
   if constexpr (kept) {
     if (channels.exists(0)) weights.load(p, channels.channel(0));
-  }
-  const uint32_t first = blockIdx.x / p.parts * p.each, end = min(first + p.each, p.n);
-  TokenSequence s = sequence_at_token(p, first);
-  // A run in the middle of a sequence begins with the token before it, which is another cluster's to write.
-  const uint32_t start = s.row_ok() && s.begin < first ? first - 1 : first;
-  float4 before[V];
-  const auto load_state = [&] {
-#pragma unroll
-    for (int j = 0; j < V; j++) {
-      if (channels.exists(j)) before[j] = float4_of(p.shift + s.row * p.stride + channels.channel(j));
-    }
-  };
-  if (s.row_ok() && s.begin == first) load_state();
-  const bool early = p.delta.slices > 0;
-#pragma unroll 1
-  for (uint32_t turn = 0; turn < p.stages; turn++) {
-    if (early && start + turn < end) reader.begin_x(start + turn, turn);
+    __syncthreads();
   }
   wait_for_previous();
   let_next_begin();
+  if (copies) {
 #pragma unroll 1
-  for (uint32_t turn = 0; turn < p.stages; turn++) {
-    if (start + turn < end) {
-      if (!early) reader.begin_x(start + turn, turn);
-      reader.begin_delta(start + turn, turn);
-    }
-    end_group();
+    for (uint32_t t = start; t < ahead; t++) ring.begin_rest(t, t - start, !early);
   }
-  uint32_t turn = 0;
+  // Before the first token of a sequence; where that has no row, before all of them.
+  float4 before[V];
+  const auto load_state = [&](const TokenSequence& s) {
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+      if (!s.row_ok()) {
+        before[j] = all4(nanf(""));
+      } else if (channels.exists(j)) {
+        before[j] = float4_of(p.shift + s.row * p.stride + channels.channel(j));
+      }
+    }
+  };
+  TokenSequence s = sequence_at_token(p, first);
+  const bool begins = s.begin == first || !s.row_ok();
+  if (begins) load_state(s);
+  Turn turn;
+  uint32_t copier = 0;  // the thread that copies: each time of another warp, as that comes later to the mixes
+#pragma unroll 1
   for (uint32_t t = start; t < end; t++) {
     if (t > first && t >= s.end) {
       s = sequence_at_token(p, t);
-      if (s.row_ok() && t == s.begin) load_state();
+      load_state(s);
     }
     float4 x[V];
-    wait_for_groups(p.stages - 1);
-    reader.take(t, turn, x);
-    if (t + p.stages < end) reader.begin_x(t + p.stages, turn), reader.begin_delta(t + p.stages, turn);
-    end_group();
-    turn = turn + 1 < p.stages ? turn + 1 : 0;
-    const RowScale row = scale_of_row(p, channels, x, sums, t - start);
+    if constexpr (V == 1) ring.wait(turn.at, turn.round);
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+      x[j] = all4(0.0f);
+      if (!channels.exists(j)) continue;
+      const uint32_t c = channels.channel(j);
+      x[j] = V == 1 ? ring.take(turn.at, c) : delta.template add_to<4>(float4_of(p.x + p.at(t, c)), p.at(t, c));
+    }
+    const RowScale scale = scale_of_row<false>(p, channels, x, sums, t - start);
+    if (const uint32_t next = t + p.stages; V == 1 && threadIdx.x == copier && next < end) {
+      ring.begin(next, turn.at, nullptr, true), ring.begin_rest(next, turn.at, false);
+    }
+    copier = copier + 32 < blockDim.x ? copier + 32 : 0;
+    turn.go_on(p.stages);
 #pragma unroll
     for (int j = 0; j < V; j++) {
       if (!channels.exists(j)) continue;
       const uint32_t c = channels.channel(j);
       if constexpr (!kept) weights.load(p, c);
-      float4 y = weights.scaled(x[j], row);
+      const float4 y = weights.normed(x[j], scale);
       if (t >= first) {
-        if (!s.row_ok()) {
-          before[j] = make_float4(nanf(""), nanf(""), nanf(""), nanf(""));
-          if (s.row == TokenSequence::kPadding) y = before[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
-        if (p.x_out != nullptr) *reinterpret_cast<float4*>(p.x_out + p.at(t, c)) = x[j];
+        if (p.x_out != nullptr) store(p.x_out + p.at(t, c), x[j]);
         mix_channels(p, weights, t, c, y, before[j]);
-        if (s.row_ok() && t == s.end - 1) {
-          float* to = s.begin >= first ? p.shift + s.row * p.stride : p.left + size_t{s.index} * p.c;
-          *reinterpret_cast<float4*>(to + c) = y;
+        if (t == s.end - 1 && s.row_ok()) {
+          store((s.begin >= first ? p.shift + s.row * p.stride : p.left + size_t{s.index} * p.c) + c, y);
         }
       }
-      before[j] = y;
+      if (t >= first ? s.row_ok() : !begins) before[j] = y;
     }
   }
   put_left_rows(p);
-}
-
-// The layer norm of some tokens alone: `out` is [count, c]. Without `cu_seqlens` it is all tokens, else the last of
-// each sequence; NaN where there is none. There are no mixes.
-template <class W, int V>
-__global__ void __launch_bounds__(kNormThreads) norm_kernel(const NormShift<W> p, bool last) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ GroupSums sums;
-  begin_sums<V>(p, sums);
-  const Channels<V> channels(p);
-  const RowReader<W, V> reader{p, channels, memory};
-  const uint32_t i = blockIdx.x / p.parts;
-  uint32_t t = i;
-  bool ok = true;
-  ChannelWeights<W, V == 1> weights;
-  if constexpr (V == 1) {
-    if (channels.exists(0)) weights.load(p, channels.channel(0));
-  }
-  wait_for_previous();
-  let_next_begin();
-  if (last) {
-    const Sequence s = sequence_at(p.rows, p.cu_seqlens, i, p.n, p.pool_rows);
-    ok = s.begin < s.end;
-    t = ok ? static_cast<uint32_t>(s.end - 1) : 0;
-  }
-  float4 x[V];
-  reader.begin_x(t, 0), reader.begin_delta(t, 0);
-  end_group();
-  wait_for_groups(0);
-  reader.take(t, 0, x);
-  const RowScale row = scale_of_row(p, channels, x, sums, 0);
-#pragma unroll
-  for (int j = 0; j < V; j++) {
-    if (!channels.exists(j)) continue;
-    const uint32_t c = channels.channel(j);
-    if constexpr (V != 1) weights.load(p, c);
-    const float4 y = weights.scaled(x[j], row), nothing = make_float4(nanf(""), nanf(""), nanf(""), nanf(""));
-    store_rounded(p.out + size_t{i} * p.c + c, ok ? y : nothing);
-  }
-  put_left_rows(p);
-}
-
-// The GPU that kernels are cut for.
-struct NormDevice {
-  int multiprocessors;
-  bool clusters;  // rows may be shared
-};
-
-// How a launch is cut.
-struct NormCut {
-  uint32_t parts;  // blocks that share a row, a power of two
-  unsigned threads;
-  uint32_t each;    // tokens a cluster walks through, so that it loads the weights once
-  uint32_t stages;  // tokens whose rows have room in shared memory
-  size_t bytes;     // of shared memory, for these
-};
-
-constexpr int64_t kNormRoom = 216 << 10;  // of a multiprocessor's shared memory
-
-// What a multiprocessor moves, some 100 bytes a nanosecond, while the blocks of a cluster start together and tell each
-// other their sums.
-constexpr int64_t kWorthSharing = 48 << 10;
-
-// The blocks that share a row of `groups`: those that its copies need, or more where tokens are few and rows heavy.
-template <class W>
-int64_t parts_of_row(const NormShift<W>& p, int64_t groups, int64_t group_bytes, int64_t places) {
-  const int64_t own = std::min<int64_t>(kNormThreads / 32, kNormRoom / group_bytes);
-  int64_t parts = 1;
-  while (groups > parts * own) parts *= 2;
-  int64_t most = parts;
-  while (most < std::min<int64_t>(groups, kMostInCluster) && 2 * most <= places) most *= 2;
-  const int64_t width = p.delta.rounded ? sizeof(W) : sizeof(float);
-  const int64_t moved = p.c * (2 * sizeof(float) + p.delta.slices * width + p.mixes * sizeof(W));
-  return moved - moved / most > kWorthSharing ? most : parts;
-}
-
-// Tokens that follow each other: those of a run begin with the one before them again.
-template <class W>
-NormCut cut_rows(const NormShift<W>& p, int64_t tokens, NormDevice device, bool walks, bool follow) {
-  const int64_t groups = (int64_t{p.c} + kGroup - 1) / kGroup, multiprocessors = device.multiprocessors;
-  if (!device.clusters) {
-    const auto threads = static_cast<unsigned>((groups + 1) / 2 * 32);
-    const int64_t at_once = multiprocessors * std::max<int64_t>(kNormThreads / threads, 1);
-    return {1, threads, static_cast<uint32_t>(walks ? (tokens + at_once - 1) / at_once : 1), 1, 0};
-  }
-  const int64_t group_bytes = kGroup * sizeof(float) * (1 + p.delta.slices);
-  const int64_t parts = parts_of_row(p, groups, group_bytes, multiprocessors / tokens);
-  const int64_t own = (groups + parts - 1) / parts, stage = own * group_bytes;
-  const int64_t blocks = std::clamp<int64_t>(kNormRoom / stage, 1, kNormThreads / 32 / own);
-  const int64_t at_once = std::max<int64_t>(multiprocessors * blocks / parts, 1);
-  int64_t each = walks ? (tokens + at_once - 1) / at_once : 1;
-  if (walks && follow && tokens > multiprocessors) each = std::max<int64_t>(each, 2);  // not each token twice
-  const int64_t all = (tokens + each - 1) / each * parts;
-  const int64_t beside = std::min(blocks, (all + multiprocessors - 1) / multiprocessors);
-  const int64_t most = std::min<int64_t>(kMostStages, each + (walks && follow ? 1 : 0));
-  const int64_t stages = std::clamp<int64_t>(kNormRoom / (beside * stage), 1, most);
-  return {static_cast<uint32_t>(parts), static_cast<unsigned>(own * 32), static_cast<uint32_t>(each),
-          static_cast<uint32_t>(stages), static_cast<size_t>(stages * stage)};
-}
-
-template <class W, class... Arguments>
-void launch_rows(const char* op, cudaStream_t stream, const NormCut& cut, int64_t runs,
-                 void (*kernel)(NormShift<W>, Arguments...), const NormShift<W>& p, Arguments... arguments) {
-  const dim3 grid(static_cast<unsigned>(runs * cut.parts));
-  launch_chained_clusters(op, stream, cut.parts, kernel, grid, dim3(cut.threads), cut.bytes, p, arguments...);
-}
-
-// Returns what it left for the next one.
-template <class W>
-LeftRows norm_shift(const char* op, cudaStream_t stream, NormShift<W> p, NormDevice device) {
-  const NormCut cut = cut_rows(p, p.n, device, true, p.cu_seqlens != nullptr);
-  p.parts = cut.parts, p.each = cut.each, p.stages = cut.stages;
-  const auto kernel = device.clusters ? norm_shift_kernel<W, 1> : norm_shift_kernel<W, 2>;
-  launch_rows(op, stream, cut, (int64_t{p.n} + cut.each - 1) / cut.each, kernel, p);
-  return {p.left, p.shift, cut.each};
-}
-
-// `count` rows of layer norm, as norm_kernel says.
-template <class W>
-void norm_rows(const char* op, cudaStream_t stream, NormShift<W> p, int64_t count, bool last, NormDevice device) {
-  const NormCut cut = cut_rows(p, count, device, false, false);
-  p.parts = cut.parts;
-  const auto kernel = device.clusters ? norm_kernel<W, 1> : norm_kernel<W, 2>;
-  launch_rows(op, stream, cut, count, kernel, p, last);
 }
 
 }  // namespace cog_rwkv

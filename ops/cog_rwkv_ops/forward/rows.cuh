@@ -1,14 +1,15 @@
 // Rows of the residual stream as blocks read them: with what is to be added, and with their mean and deviation. W is
 // the dtype of the activations, float16 or bfloat16; the residual stream is float32.
 //
-// On Hopper a thread has four channels (V = 1), and a block the rows of its next tokens on their way into shared
-// memory; where tokens are few, the blocks of a cluster share a row. Elsewhere a thread has eight channels (V = 2).
+// A thread has V fours of channels. With V = 1, on Hopper, a block can have the rows of its next tokens on their way
+// into shared memory, and the blocks of a cluster can share a row.
 #pragma once
 
-#include "../csrc/ahead.cuh"
+#include <cstring>
+
+#include "../csrc/bulk.cuh"
 #include "../csrc/chain.cuh"
-#include "../csrc/cluster.cuh"
-#include "../csrc/packed_store.cuh"
+#include "../csrc/cuda.cuh"
 #include "../csrc/reduce.cuh"
 
 namespace cog_rwkv {
@@ -30,7 +31,7 @@ struct ResidualRows {
   Delta delta;
   int64_t size;  // n * c
   uint32_t n, c;
-  uint32_t parts;        // blocks of a cluster, which share a row
+  uint32_t parts;        // blocks of a cluster, which share a row: a power of two
   float eps, inverse_c;  // 1 / c
 
   // Where channel `channel` of token t is, in 32 bits, which take fewer instructions.
@@ -50,7 +51,24 @@ __device__ __forceinline__ float4 each4(float4 a, float4 b, F f) {
   return make_float4(f(a.x, b.x), f(a.y, b.y), f(a.z, b.z), f(a.w, b.w));
 }
 
+__device__ __forceinline__ float4 all4(float f) { return make_float4(f, f, f, f); }
+
 __device__ __forceinline__ float4 float4_of(const float* p) { return *reinterpret_cast<const float4*>(p); }
+
+// Past the multiprocessor's own cache, which may hold what was there before: for what other kernels write and this one
+// reads before its wait. Only where it is `real`, else 0, but without a branch.
+__device__ __forceinline__ float4 float4_beyond(const float* p, bool real = true) {
+  float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#if defined(__CUDA_ARCH__)
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];}"
+               : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
+               : "l"(p), "r"(static_cast<uint32_t>(real))
+               : "memory");
+#else
+  if (real) v = float4_of(p);
+#endif
+  return v;
+}
 
 template <class W>
 __device__ __forceinline__ float4 float4_of(const W* p) {
@@ -58,9 +76,28 @@ __device__ __forceinline__ float4 float4_of(const W* p) {
   return make_float4(v.values[0], v.values[1], v.values[2], v.values[3]);
 }
 
+// Only where it is `real`, but without a branch.
+__device__ __forceinline__ void store(float* to, float4 v, bool real = true) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to), "f"(v.x),
+               "f"(v.y), "f"(v.z), "f"(v.w), "r"(static_cast<uint32_t>(real))
+               : "memory");
+#else
+  if (real) *reinterpret_cast<float4*>(to) = v;
+#endif
+}
 template <class W>
-__device__ __forceinline__ void store_rounded(W* p, float4 v) {
-  store_packed<W, 4>(p, {{static_cast<W>(v.x), static_cast<W>(v.y), static_cast<W>(v.z), static_cast<W>(v.w)}});
+__device__ __forceinline__ void store_rounded(W* to, float4 v, bool real = true) {
+  const Vector<W, 4> rounded{{static_cast<W>(v.x), static_cast<W>(v.y), static_cast<W>(v.z), static_cast<W>(v.w)}};
+  uint32_t word[2];
+  std::memcpy(word, &rounded, sizeof(word));
+#if defined(__CUDA_ARCH__)
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %3, 0; @p st.global.v2.b32 [%0], {%1, %2};}" ::"l"(to), "r"(word[0]),
+               "r"(word[1]), "r"(static_cast<uint32_t>(real))
+               : "memory");
+#else
+  if (real) std::memcpy(to, word, sizeof(word));
+#endif
 }
 
 // The channels of a thread: V fours, each in a group of its warp's. Groups are cut alike however many blocks share a
@@ -70,7 +107,7 @@ struct Channels {
   uint32_t c, first;
 
   __device__ explicit Channels(const ResidualRows& p)
-      : c(p.c), first(rank_in_cluster(p.parts) * V * (blockDim.x / 32) + threadIdx.x / 32) {}
+      : c(p.c), first((blockIdx.x & (p.parts - 1)) * V * (blockDim.x / 32) + threadIdx.x / 32) {}
 
   __device__ __forceinline__ uint32_t group(int j) const { return first + j * (blockDim.x / 32); }
   __device__ __forceinline__ uint32_t channel(int j) const { return group(j) * kGroup + 4 * (threadIdx.x % 32); }
@@ -82,68 +119,127 @@ struct Channels {
   }
 };
 
-// A thread's values of some tokens' rows. With V = 1 those of up to kMostStages tokens, in turns, can be on their way;
-// a thread copies what it reads itself, so that no barrier is needed.
-template <class W, int V>
-struct RowReader {
-  const ResidualRows& p;
-  const Channels<V>& channels;
-  unsigned char* own;     // the first of this thread's places: 16 bytes of x and each slice, for each token
-  uint32_t piece, stage;  // bytes from one place to that of the next slice, and of the next token
+// In registers from here on, by way of the other lanes: an argument that is read later may have to come from far.
+__device__ __forceinline__ uint32_t at_hand(uint32_t value) { return __shfl_sync(kAllLanes, value, 0); }
 
-  __device__ __forceinline__ RowReader(const ResidualRows& rows, const Channels<V>& its, unsigned char* memory)
-      : p(rows),
-        channels(its),
-        own(memory + threadIdx.x * 16),
-        piece(blockDim.x * 16),
-        stage(piece * (1 + rows.delta.slices)) {}
+template <class T>
+__device__ __forceinline__ const T* at_hand(const T* pointer) {
+  const auto bits = reinterpret_cast<uint64_t>(pointer);
+  const uint64_t high = at_hand(static_cast<uint32_t>(bits >> 32)), low = at_hand(static_cast<uint32_t>(bits));
+  return reinterpret_cast<const T*>(high << 32 | low);
+}
 
-  // Begins to copy x of token t.
-  __device__ __forceinline__ void begin_x(uint32_t t, uint32_t turn) const {
-    if constexpr (V == 1) {
-      if (channels.exists(0)) copy_ahead<16>(own + turn * stage, p.x + p.at(t, channels.channel(0)));
-    }
-  }
+// What is to be added to the residual stream, for who reads it from global memory. Slices are less than 2^32 bytes.
+template <class W>
+struct DeltaReader {
+  const unsigned char* values;
+  uint32_t slices, step;  // from slice to slice, in bytes
+  float scale;
+  bool rounded;
 
-  // Begins to copy what is to be added.
-  __device__ __forceinline__ void begin_delta(uint32_t t, uint32_t turn) const {
-    if constexpr (V == 1) {
-      if (!channels.exists(0)) return;
-      const uint32_t at = p.at(t, channels.channel(0));
-      if (p.delta.rounded) return copy_ahead<8>(own + turn * stage + piece, static_cast<const W*>(p.delta.values) + at);
-      const float* slice = static_cast<const float*>(p.delta.values) + at;
-      unsigned char* place = own + turn * stage;
-#pragma unroll 2
-      for (int s = 0; s < p.delta.slices; s++, slice += p.size) copy_ahead<16>(place += piece, slice);
-    }
-  }
+  __device__ __forceinline__ explicit DeltaReader(const ResidualRows& p)
+      : values(at_hand(static_cast<const unsigned char*>(p.delta.values))),
+        slices(static_cast<uint32_t>(p.delta.slices)),
+        step(at_hand(static_cast<uint32_t>(p.size * sizeof(float)))),
+        scale(p.delta.scale),
+        rounded(p.delta.rounded) {}
 
-  // Takes the row of token t, which has arrived.
-  __device__ __forceinline__ void take(uint32_t t, uint32_t turn, float4 (&x)[V]) const {
+  // x with what is added to it, at element `at` of [n, c]; `ahead` slices and the first are on their way at once.
+  // Without `real` nothing is read, yet the code is walked through.
+  template <int ahead>
+  __device__ __forceinline__ float4 add_to(float4 x, uint32_t at, bool real = true) const {
+    if (rounded) return x + float4_of(reinterpret_cast<const W*>(values) + at) * scale;
+    const uint32_t count = real ? slices : 0;
+    const unsigned char* from = values + uint64_t{at} * sizeof(float);
+    const auto slice = [&](uint32_t s) {
+      return float4_beyond(reinterpret_cast<const float*>(from + uint64_t{s} * step), s < count);
+    };
+    float4 sum = slice(0);
+    uint32_t s = 1;
+#pragma unroll 1
+    do {
+      float4 next[ahead];
 #pragma unroll
-    for (int j = 0; j < V; j++) {
-      x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (!channels.exists(j)) continue;
-      if constexpr (V == 1) {
-        x[j] = residual(own + turn * stage, own + turn * stage + piece, piece);
-      } else {
-        const size_t at = p.at(t, channels.channel(j)), width = p.delta.rounded ? sizeof(W) : sizeof(float);
-        x[j] = residual(p.x + at, static_cast<const unsigned char*>(p.delta.values) + at * width, p.size * width);
-      }
+      for (uint32_t i = 0; i < ahead; i++) next[i] = slice(s + i);
+#pragma unroll
+      for (uint32_t i = 0; i < ahead; i++) sum = sum + next[i];
+      s += ahead;
+    } while (s < count);
+    return x + sum * scale;
+  }
+};
+
+constexpr uint32_t kMostStages = 4;
+
+// The rows of a block's next tokens, on their way into its shared memory in up to kMostStages turns: of each token x,
+// what is to be added to it and, where `states` says so, a state. One thread begins the copies.
+template <class W>
+struct RowRing {
+  const ResidualRows& p;
+  unsigned char* memory;
+  uint64_t* arrived;          // a barrier for each turn
+  uint32_t row, part, stage;  // bytes of a row of x, of one of a slice, of all rows of a token
+
+  __device__ __forceinline__ RowRing(const ResidualRows& rows, unsigned char* at, uint64_t* barriers, bool states)
+      : p(rows),
+        memory(at),
+        arrived(barriers),
+        row(rows.c * sizeof(float)),
+        part(rows.c * (rows.delta.rounded ? sizeof(W) : sizeof(float))),
+        stage(bytes_of(rows, states)) {}
+
+  __host__ __device__ static uint32_t bytes_of(const ResidualRows& p, bool states) {
+    const uint32_t width = p.delta.rounded ? sizeof(W) : sizeof(float);
+    return p.c * (sizeof(float) * (states ? 2 : 1) + p.delta.slices * width);
+  }
+
+  __device__ __forceinline__ void make(uint32_t stages) const {
+#pragma unroll 1
+    for (uint32_t turn = 0; turn < stages; turn++) make_inbox(&arrived[turn]);
+  }
+
+  // Begins with what is left of token t: all but the rest. `state` null: it has none. `with_x`: x is not of the rest.
+  __device__ __forceinline__ void begin(uint32_t t, uint32_t turn, const float* state, bool with_x) const {
+    uint64_t* barrier = &arrived[turn];
+    expect_bytes(barrier, row + p.delta.slices * part + (state != nullptr ? row : 0));
+    if (with_x) begin_x(t, turn);
+    if (state != nullptr) copy_in(place(turn) + stage - row, state, row, barrier);
+  }
+  __device__ __forceinline__ void begin_rest(uint32_t t, uint32_t turn, bool with_x) const {
+    if (with_x) begin_x(t, turn);
+    const unsigned char* from = static_cast<const unsigned char*>(p.delta.values) + size_t{t} * part;
+    unsigned char* to = place(turn) + row;
+#pragma unroll 1
+    for (int s = 0; s < p.delta.slices; s++, to += part, from += p.size * sizeof(float)) {
+      copy_in(to, from, part, &arrived[turn]);
     }
+  }
+
+  // Until the rows are there; `round`: how often this turn has been there before.
+  __device__ __forceinline__ void wait(uint32_t turn, uint32_t round) const {
+    wait_for_bytes(&arrived[turn], round & 1);
+  }
+  // Four channels of the sum.
+  __device__ __forceinline__ float4 take(uint32_t turn, uint32_t channel) const {
+    const unsigned char* at = place(turn) + channel * sizeof(float);
+    const float4 x = *reinterpret_cast<const float4*>(at);
+    if (p.delta.slices == 0) return x;
+    if (p.delta.rounded) {
+      return x + float4_of(reinterpret_cast<const W*>(place(turn) + row) + channel) * p.delta.scale;
+    }
+    float4 sum = *reinterpret_cast<const float4*>(at += row);
+#pragma unroll 2
+    for (int s = 1; s < p.delta.slices; s++) sum = sum + *reinterpret_cast<const float4*>(at += row);
+    return x + sum * p.delta.scale;
+  }
+  __device__ __forceinline__ float4 take_state(uint32_t turn, uint32_t channel) const {
+    return *reinterpret_cast<const float4*>(place(turn) + stage - row + channel * sizeof(float));
   }
 
  private:
-  // Slices are `distance` bytes apart.
-  __device__ __forceinline__ float4 residual(const void* from, const void* delta, size_t distance) const {
-    const float4 x = *static_cast<const float4*>(from);
-    if (p.delta.slices == 0) return x;
-    if (p.delta.rounded) return x + float4_of(static_cast<const W*>(delta)) * p.delta.scale;
-    const auto* slice = static_cast<const unsigned char*>(delta);
-    float4 sum = *reinterpret_cast<const float4*>(slice);
-#pragma unroll 4
-    for (int s = 1; s < p.delta.slices; s++) sum = sum + *reinterpret_cast<const float4*>(slice + s * distance);
-    return x + sum * p.delta.scale;
+  __device__ __forceinline__ unsigned char* place(uint32_t turn) const { return memory + turn * stage; }
+  __device__ __forceinline__ void begin_x(uint32_t t, uint32_t turn) const {
+    copy_in(place(turn), p.x + size_t{t} * p.c, row, &arrived[turn]);
   }
 };
 
@@ -155,62 +251,95 @@ struct GroupSums {
   uint64_t inbox[2];
 };
 
-// A row's mean, and the inverse of its deviation.
+// A normalised value is x * scale + shift.
 struct RowScale {
-  float mean, scale;
+  float scale, shift;
+
+  __device__ __forceinline__ float4 operator()(float4 x) const {
+    return each4(x, x, [&](float value, float) { return fmaf(value, scale, shift); });
+  }
 };
 
-template <int V>
-__device__ __forceinline__ bool in_parts(const ResidualRows& p) {
-  return V == 1 && p.parts > 1;
-}
-
-// At the beginning of a kernel, by all threads.
-template <int V>
+// In a kernel whose blocks may share rows all threads call these at its beginning, the second one some time after the
+// first, and before the wait: the greeting's end clears the cache of the multiprocessor.
 __device__ __forceinline__ void begin_sums(const ResidualRows& p, GroupSums& shared) {
-  if (!in_parts<V>(p)) return;
+  if (p.parts == 1) return;
   if (threadIdx.x == 0) make_inbox(&shared.inbox[0]), make_inbox(&shared.inbox[1]);
   begin_greeting();
 }
+__device__ __forceinline__ void greet_cluster(const ResidualRows& p) {
+  if (p.parts > 1) end_greeting();
+}
 
-// All threads of a cluster call it for each token; `round` counts these, from 0.
+// Both sums over a warp, side by side.
+__device__ __forceinline__ float2 reduce_pair(float a, float b) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    const float other = __shfl_xor_sync(kAllLanes, a, step), another = __shfl_xor_sync(kAllLanes, b, step);
+    a += other, b += another;
+  }
+  return make_float2(a, b);
+}
+
+// Mean and squares of a group, in one pass around one of its values: with 128 values that costs at most a factor of
+// 128 in the rounding of the squares, where that value lies as far out as it can.
 template <int V>
+__device__ __forceinline__ float2 sums_of_group(const Channels<V>& channels, int j, float4 x) {
+  const float pivot = __shfl_sync(kAllLanes, x.x, 0);
+  const bool exists = channels.exists(j);
+  const float4 d = exists ? make_float4(x.x - pivot, x.y - pivot, x.z - pivot, x.w - pivot) : all4(0.0f);
+  const float2 sums = reduce_pair((d.x + d.y) + (d.z + d.w), (d.x * d.x + d.y * d.y) + (d.z * d.z + d.w * d.w));
+  const float off = sums.x * (channels.size_of(channels.group(j)) == kGroup ? 1.0f / kGroup : 2.0f / kGroup);
+  return make_float2(pivot + off, fmaxf(sums.y - sums.x * off, 0.0f));
+}
+
+// The same of a row, around the mean of its first group.
+template <int V>
+__device__ __forceinline__ RowScale scale_of_groups(const ResidualRows& p, const Channels<V>& channels,
+                                                    const float2* of) {
+  const uint32_t lane = threadIdx.x % 32;
+  const float pivot = of[0].x;
+  float first = 0.0f, second = 0.0f;
+  const auto add = [&](uint32_t group) {
+    const float size = channels.size_of(group);
+    if (size == 0.0f) return;
+    const float2 sums = of[group];
+    const float off = sums.x - pivot, moment = size * off;
+    first += moment, second += sums.y + moment * off;
+  };
+  add(lane);
+  if (channels.groups() > 32) add(lane + 32);
+  const float2 sums = reduce_pair(first, second);
+  const float off = sums.x * p.inverse_c, variance = fmaxf(sums.y * p.inverse_c - off * off, 0.0f);
+  const float scale = rsqrtf(variance + p.eps);
+  return {scale, -(pivot + off) * scale};
+}
+
+// All threads of a block call it for each token; `round` counts these, from 0. `joint`: the blocks of a cluster may
+// share a row, and then all of their threads do.
+template <bool joint, int V>
 __device__ __forceinline__ RowScale scale_of_row(const ResidualRows& p, const Channels<V>& channels,
                                                  const float4 (&x)[V], GroupSums& shared, uint32_t round) {
   const uint32_t lane = threadIdx.x % 32, turn = round % 2;
   uint64_t* inbox = &shared.inbox[turn];
-  if (in_parts<V>(p)) {
-    if (round == 0) end_greeting();
-    if (threadIdx.x == 0) expect_bytes(inbox, p.parts * (blockDim.x / 32) * sizeof(float2));
-  }
+  const bool sends = joint && p.parts > 1;
+  if (sends && threadIdx.x == 0) expect_bytes(inbox, p.parts * (blockDim.x / 32) * sizeof(float2));
 #pragma unroll
   for (int j = 0; j < V; j++) {
-    const uint32_t group = channels.group(j);
-    const float size = channels.size_of(group);
-    const float mean =
-        reduce_lanes((x[j].x + x[j].y) + (x[j].z + x[j].w), Add{}) * (size == kGroup ? 1.0f / kGroup : 2.0f / kGroup);
-    const float4 d = make_float4(x[j].x - mean, x[j].y - mean, x[j].z - mean, x[j].w - mean);
-    const float squares = channels.exists(j) ? (d.x * d.x + d.y * d.y) + (d.z * d.z + d.w * d.w) : 0.0f;
-    const float2 sums = make_float2(mean, reduce_lanes(squares, Add{}));
-    if (in_parts<V>(p)) {
-      if (lane < p.parts) send_to_block(lane, &shared.of[turn][group], sums, inbox);
-    } else if (lane == 0) {
-      shared.of[turn][group] = sums;
+    const float2 sums = sums_of_group(channels, j, x[j]);
+    float2* to = &shared.of[turn][channels.group(j)];
+    if (!sends) {
+      if (lane == 0) *to = sums;
+    } else if (lane < p.parts) {
+      send_to_block(lane, to, sums, inbox);
     }
   }
-  if (in_parts<V>(p)) {
+  if (sends) {
     wait_for_bytes(inbox, round / 2 % 2);
   } else {
     __syncthreads();
   }
-  const float low_size = channels.size_of(lane), high_size = channels.size_of(lane + 32);
-  const float2 none = make_float2(0.0f, 0.0f);
-  const float2 low = low_size > 0 ? shared.of[turn][lane] : none,
-               high = high_size > 0 ? shared.of[turn][lane + 32] : none;
-  const float mean = reduce_lanes(low.x * low_size + high.x * high_size, Add{}) * p.inverse_c;
-  const float2 off = make_float2(low.x - mean, high.x - mean);
-  const float squares = low.y + high.y + (low_size * off.x * off.x + high_size * off.y * off.y);
-  return {mean, rsqrtf(reduce_lanes(squares, Add{}) * p.inverse_c + p.eps)};
+  return scale_of_groups(p, channels, shared.of[turn]);
 }
 
 }  // namespace cog_rwkv

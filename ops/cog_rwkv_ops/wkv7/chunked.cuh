@@ -36,6 +36,16 @@ struct Share {
   int first, count;
 };
 
+// Whether there is anything to compute, by all threads of a block; writes NaN where nobody would write.
+template <class T>
+__device__ bool begin_share(const Wkv7<T, void>& p, int64_t i, const Share& share) {
+  if (p.alone && share.first == 0) {
+    fill_gaps(p, i, share.head, share.sequence.begin == share.sequence.end);
+    if (!share.sequence.row_ok) fill_nan(p, share.head, share.sequence.begin, share.sequence.end);
+  }
+  return share.sequence.row_ok && p.takes(share.sequence);
+}
+
 // What the warps of a pair of consumers tell each other: the parts of U for the sender's own tokens and for those of
 // the other, and of y for the latter. Twice, for chunks in turn: so one barrier a chunk is enough.
 struct Exchange {
@@ -287,11 +297,7 @@ __device__ __forceinline__ void follow_share(const Wkv7<T, void>& p, ScalarType 
   const int consumers = 4 / shares, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int pair = warp / 2, part = warp % 2, values = static_cast<int>(kHead) / shares;
   const Share share{sequence_of_block(p, i), head, static_cast<int>(block % shares) * values, values};
-  if (p.alone && share.first == 0) {
-    fill_gaps(p, i, share.head, share.sequence.begin == share.sequence.end);
-    if (!share.sequence.row_ok) fill_nan(p, share.head, share.sequence.begin, share.sequence.end);
-  }
-  if (!share.sequence.row_ok || !p.takes(share.sequence)) return;
+  if (!begin_share(p, i, share)) return;
   if (threadIdx.x == 0) {
     for (int j = 0; j < slots.count; j++) {
       init_barrier(&barriers.full[j], fillers);

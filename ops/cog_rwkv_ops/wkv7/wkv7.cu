@@ -5,6 +5,7 @@
 #include "apart.cuh"
 #include "backward.cuh"
 #include "stepwise.cuh"
+#include "warpgroup.cuh"
 
 namespace cog_rwkv {
 namespace {
@@ -42,6 +43,13 @@ void launch_chunked(const Launch& launch, const Wkv7<T, void>& work, ScalarType 
   const auto kernel = wkv7_chunked_kernel<T, split>;
   launch_chained("wkv7", launch.stream, kernel, dim3(static_cast<unsigned>(heads * shares)), dim3(threads), bytes, work,
                  state_type, shares, producers);
+}
+
+// By wgmma: a block a head.
+template <class T>
+void launch_group(const Launch& launch, const Wkv7<T, void>& work, ScalarType state_type) {
+  launch_chained("wkv7", launch.stream, wkv7_group_kernel<T>, dim3(static_cast<unsigned>(work.batch * work.heads)),
+                 dim3(kGroupThreads), kGroupBytes, work, state_type);
 }
 
 // Whether producers get multiprocessors of their own: where long sequences leave them half of all.
@@ -101,8 +109,8 @@ void launch_wkv7(const Launch& launch, Wkv7<T, void> work, ScalarType state_type
     // One packed sequence has all tokens, or its ends make no sense: no need to ask who is shorter.
     work.alone = work.rows != nullptr && work.batch == 1;
     work.shortest = work.alone ? 0 : kChunksFrom, work.longest = INT64_MAX;
-    if (is_apart(work)) {
-      if constexpr (sizeof(T) == 2) launch_apart(launch, work, state_type, y);
+    if (sizeof(T) == 2 && has_wgmma("wkv7")) {
+      if constexpr (sizeof(T) == 2) launch_group(launch, work, state_type);
     } else {
       launch_chunked(launch, work, state_type);
     }

@@ -1,0 +1,233 @@
+// wkv7 in chunks by wgmma: a head of a sequence in a block, whose first four warps follow the chunks with the whole
+// state while pairs of warps prepare them.
+//
+// All of it is in tf32, like chunked.cuh for 16-bit inputs. The state's rows, values, are the rows of the products, and
+// its 32 numbers a thread are at once the sums of one product and the left operand of the next. With the state from
+// the chunk before, a chunk is three steps that wait for each other: U and y of the state (W, r^), the state of U (b^).
+// What else there is, y of U and the state of v, runs beside them.
+#pragma once
+
+#include "../csrc/bulk.cuh"
+#include "../csrc/mma16.cuh"
+#include "../csrc/wgmma.cuh"
+#include "chunked.cuh"
+#include "prepare.cuh"
+
+namespace cog_rwkv {
+
+constexpr int kGroup = 4;                                           // warps of a warp group
+constexpr int kPreparers = 6;                                       // pairs, each with tiles of its own
+constexpr int kGroupThreads = (kGroup + 2 * kPreparers) * kWarp;
+constexpr int kOutRow = 48, kOutBytes = kGroup * kChunk * kOutRow;  // y of a warp's 16 values: bytes a token, in all
+constexpr int kGroupBytes = kPreparers * Tiles::kBytes + kOutBytes;
+
+constexpr int kFollowerRegisters = 168, kPreparerRegisters = 112;  // of 128 each at first
+
+#if COG_RWKV_WGMMA
+// 16 values a warp, by 64 keys: of tile j, s[4 j + e + 2 upper] is value g + 8 upper and column 8 j + 2 q + e.
+using WholeState = float[32];
+
+// f(keys of value `value`, from key `key` on): x, y, z, w of four keys, for all that this lane has.
+template <class F>
+__device__ __forceinline__ void each_four_keys(WholeState& s, int lane, F f) {
+  const int g = lane / 4, q = lane % 4;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const int upper = i / 4, part = i / 2 % 2, odd = i % 2;
+    float* const first = s + 4 * (4 * part + odd) + 2 * upper;  // the second key is two tiles further, the third next
+    f(first[0], first[8], first[1], first[9], g + 8 * upper, 32 * part + 16 * odd + 4 * q);
+  }
+}
+
+__device__ __forceinline__ uint32_t to_tf32(float x) { return __float_as_uint(operand<false>(x)); }
+
+// Sums of so many tiles of eight columns as left operands.
+template <int COUNT>
+__device__ __forceinline__ void to_operands(uint32_t (&left)[COUNT][4], const float* sums) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) {
+    left[i][0] = to_tf32(sums[4 * i]), left[i][1] = to_tf32(sums[4 * i + 2]);
+    left[i][2] = to_tf32(sums[4 * i + 1]), left[i][3] = to_tf32(sums[4 * i + 3]);
+  }
+}
+
+// v of the warp's 16 values, as left operands of two steps.
+template <class T>
+__device__ __forceinline__ void load_values(uint32_t (&v)[2][4], const Tiles& tiles, int warp, int lane) {
+  uint32_t two[4];  // values g and g + 8 of tokens 2 q and 2 q + 1, then of tokens 8 + 2 q and 9 + 2 q
+  const int token = lane / 16 * 8 + lane % 8, value = 16 * warp + lane / 8 % 2 * 8;
+  load_matrices<true>(two, shared_address(&tiles.at<T>(Tiles::kValues + token * Tiles::kValueRow + value * 2)));
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const auto x = __builtin_bit_cast(Vector<T, 2>, two[i]);
+    v[i / 2][i % 2] = __float_as_uint(static_cast<float>(x.values[0]));
+    v[i / 2][i % 2 + 2] = __float_as_uint(static_cast<float>(x.values[1]));
+  }
+}
+
+// y of a chunk, rounded, on its way out.
+struct Out {
+  uint32_t two[4];
+  int n;  // tokens; 0: none is on its way
+
+  template <class T>
+  __device__ __forceinline__ void take(const float* y, int tokens) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      two[i] = __builtin_bit_cast(uint32_t, Vector<T, 2>{{static_cast<T>(y[2 * i]), static_cast<T>(y[2 * i + 1])}});
+    }
+    n = tokens;
+  }
+
+  // `to` is where the first token's 16 values of this warp belong, `room` shared memory for them.
+  template <class T>
+  __device__ __forceinline__ void send(T* to, int64_t stride, unsigned char* room, int lane) {
+    __syncwarp();
+    store_matrices_wide(shared_address(room + (lane / 16 * 8 + lane % 8) * kOutRow + lane / 8 % 2 * 16), two);
+    __syncwarp();
+    const int token = lane / 2, half = lane % 2;
+    const uint4 x = *reinterpret_cast<const uint4*>(room + token * kOutRow + half * 16);
+    if (token < n) *reinterpret_cast<uint4*>(to + token * stride + half * 8) = x;
+  }
+};
+
+// One chunk: y of it, and the state goes on. `left` is the state as operands, before and after. `beside()` runs while
+// the first products do.
+template <class T, class F>
+__device__ __forceinline__ void step_state(WholeState& s, uint32_t (&left)[8][4], float (&d)[16], const Tiles& tiles,
+                                           int warp, int lane, F beside) {
+  const uint64_t tile = descriptor(shared_address(tiles.base));
+  const auto at = [&](int byte) { return tile + byte / 16; };
+  uint32_t v[2][4], removed[2][4];
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    const float2 decay = tiles.at<const float2>(Tiles::kDecay + (8 * j + lane % 4 * 2) * 4);
+    s[4 * j] *= decay.x, s[4 * j + 1] *= decay.y, s[4 * j + 2] *= decay.x, s[4 * j + 3] *= decay.y;
+  }
+  wgmma_fence();
+  wgmma_tf32<true>(d, left[0], at(Tiles::kRead));
+#pragma unroll
+  for (int i = 1; i < 8; i++) wgmma_tf32<false>(d, left[i], at(Tiles::kRead + i / 4 * Tiles::kTile + i % 4 * 32));
+  load_values<T>(v, tiles, warp, lane);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < 2; i++) wgmma_tf32<false>(d, v[i], at(Tiles::kSmall + 32 * i));
+  wgmma_commit();
+#pragma unroll
+  for (int i = 0; i < 2; i++) wgmma_tf32<false>(s, v[i], at(Tiles::kWrite + 32 * i));
+  wgmma_commit();
+  beside();
+  wait_wgmma<1>();
+  sums_ready(d);
+  operands_read(left);
+  to_operands(removed, d);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < 2; i++) wgmma_tf32<false>(s, removed[i], at(Tiles::kWrite + 64 + 32 * i));
+  wgmma_commit();
+#pragma unroll
+  for (int i = 0; i < 2; i++) wgmma_tf32<false>(d, removed[i], at(Tiles::kSmall + Tiles::kQ + 32 * i));
+  wgmma_commit();
+  wait_wgmma<1>();
+  sums_ready(s);
+  to_operands(left, s);
+  wait_wgmma<0>();
+  sums_ready(d);
+  operands_read(v), operands_read(removed);
+}
+
+// The first four warps: a head's state, from chunk to chunk.
+template <class T>
+__device__ __forceinline__ void follow_chunks(const Wkv7<T, void>& p, ScalarType state_type, const Share& share,
+                                              unsigned char* memory, Barriers& barriers, int warp, int lane) {
+  const int64_t corner = (share.head * kHead + 16 * warp) * kHead, stride = p.heads * kHead;
+  WholeState s;
+  with_state_type(state_type, [&](auto type) {
+    using S = typename decltype(type)::type;
+    const S* from = static_cast<const S*>(p.state) + share.sequence.row * p.in_stride + corner;
+    each_four_keys(s, lane, [&](float& a, float& b, float& c, float& d, int value, int key) {
+      const float4 x = load4(from + value * kHead + key, p.aligned);
+      a = x.x, b = x.y, c = x.z, d = x.w;
+    });
+  });
+  uint32_t left[8][4];
+  to_operands(left, s);
+  unsigned char* const room = memory + kPreparers * Tiles::kBytes + warp * kChunk * kOutRow;
+  T* to = p.y + (share.sequence.begin * p.heads + share.head) * kHead + 16 * warp;
+  Out out{{}, 0};
+  int turn = 0;
+  uint32_t parity = 0;
+  for (int64_t t = share.sequence.begin; t < share.sequence.end; t += kChunk) {
+    const Tiles tiles{memory + turn * Tiles::kBytes};
+    float d[16];
+    wait(&barriers.full[turn], parity);
+    step_state<T>(s, left, d, tiles, warp, lane, [&] {
+      out.send(to - kChunk * stride, stride, room, lane);
+    });
+    if (lane == 0) arrive(&barriers.empty[turn]);
+    out.template take<T>(d + 8, static_cast<int>(min(share.sequence.end - t, int64_t{kChunk})));
+    to += kChunk * stride;
+    if (++turn == kPreparers) turn = 0, parity ^= 1;
+  }
+  out.send(to - kChunk * stride, stride, room, lane);
+  with_state_type(state_type, [&](auto type) {
+    using S = typename decltype(type)::type;
+    S* into = static_cast<S*>(p.state_out) + share.sequence.row * p.out_stride + corner;
+    each_four_keys(s, lane, [&](float a, float b, float c, float d, int value, int key) {
+      store4(into + value * kHead + key, make_float4(a, b, c, d), p.aligned);
+    });
+  });
+}
+
+// The pairs of warps behind them: each every so-many-th chunk.
+template <class T>
+__device__ __forceinline__ void prepare_chunks(const Wkv7<T, void>& p, const Share& share, unsigned char* memory,
+                                               Barriers& barriers, int pair, Team team) {
+  const Tiles tiles{memory + pair * Tiles::kBytes};
+  uint32_t parity = 1;
+  for (int64_t t = share.sequence.begin + pair * kChunk; t < share.sequence.end; t += kPreparers * kChunk, parity ^= 1) {
+    const int n = static_cast<int>(min(share.sequence.end - t, int64_t{kChunk}));
+    wait(&barriers.empty[pair], parity);
+    start_copies(p, tiles, t, n, share.head, team);
+    wait_for_copies();
+    team.sync();
+    make_chunk<T>(tiles, n, team);
+    fence_bulk_shared();  // wgmma reads what was stored here
+    __syncwarp();
+    if (team.lane == 0) arrive(&barriers.full[pair]);
+  }
+}
+#endif
+
+// A block a sequence and head.
+template <class T>
+__global__ void __launch_bounds__(kGroupThreads, 1) wkv7_group_kernel(const Wkv7<T, void> p, ScalarType state_type) {
+#if COG_RWKV_WGMMA
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  __shared__ Barriers barriers;
+  wait_for_previous();
+  let_next_begin();
+  const int64_t i = blockIdx.x / p.heads;
+  const Share share{sequence_of_block(p, i), blockIdx.x % p.heads, 0, static_cast<int>(kHead)};
+  if (!begin_share(p, i, share)) return;
+  if (threadIdx.x == 0) {
+    for (int j = 0; j < kPreparers; j++) {
+      init_barrier(&barriers.full[j], 2);
+      init_barrier(&barriers.empty[j], kGroup);
+    }
+    tell_of_barriers();
+  }
+  __syncthreads();
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / kWarp, 0), lane = threadIdx.x % kWarp;
+  if (warp < kGroup) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kFollowerRegisters));
+    follow_chunks(p, state_type, share, tiles, barriers, warp, lane);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kPreparerRegisters));
+    const int pair = (warp - kGroup) / 2;
+    prepare_chunks(p, share, tiles, barriers, pair, Team{1 + pair, warp % 2, lane});
+  }
+#endif
+}
+
+}  // namespace cog_rwkv

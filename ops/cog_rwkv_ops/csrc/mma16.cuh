@@ -28,15 +28,6 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address
   }
 }
 
-// Stores what load_matrices<true> loads.
-__device__ __forceinline__ void store_matrices_wide(uint32_t address, const uint32_t (&r)[4]) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]),
-               "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-#endif
-}
-
 // d += a b. T: Half or BFloat16.
 template <class T>
 __device__ __forceinline__ void mma(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

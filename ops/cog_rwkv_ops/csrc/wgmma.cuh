@@ -134,25 +134,6 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t left, uint64_t
   }
 }
 
-// The same in tf32: eight terms, which `left` has in registers, as mma.m16n8k8 wants them of each of the four warps; and
-// the sums of 32 or 64 columns. A first product overwrites the sums.
-#define COG_RWKV_WGMMA_TF32(n, sums, a0, a1, a2, a3, b, first, ...)                                              \
-  asm volatile("{.reg .pred add; setp.eq.u32 add, %" #first                                                      \
-               ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" sums "}, {%" #a0 ", %" #a1 ", %" \
-               #a2 ", %" #a3 "}, %" #b ", add, 1, 1;}"                                                           \
-               : __VA_ARGS__                                                                                     \
-               : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(int(is_first)))
-
-template <bool is_first>
-__device__ __forceinline__ void wgmma_tf32(float (&d)[16], const uint32_t (&left)[4], uint64_t right) {
-  COG_RWKV_WGMMA_TF32(32, COG_RWKV_SUMS16, 16, 17, 18, 19, 20, 21, COG_RWKV_16(d, 0));
-}
-
-template <bool is_first>
-__device__ __forceinline__ void wgmma_tf32(float (&d)[32], const uint32_t (&left)[4], uint64_t right) {
-  COG_RWKV_WGMMA_TF32(64, COG_RWKV_SUMS32, 32, 33, 34, 35, 36, 37, COG_RWKV_32(d, 0));
-}
-
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
@@ -167,15 +148,6 @@ template <int COUNT>
 __device__ __forceinline__ void sums_ready(float (&sums)[COUNT]) {
 #pragma unroll
   for (int j = 0; j < COUNT; j++) asm volatile("" : "+f"(sums[j])::"memory");
-}
-
-// Behind a wait: until there, registers that products took operands from stay as they were.
-template <int COUNT>
-__device__ __forceinline__ void operands_read(const uint32_t (&left)[COUNT][4]) {
-#pragma unroll
-  for (int j = 0; j < COUNT; j++) {
-    asm volatile("" ::"r"(left[j][0]), "r"(left[j][1]), "r"(left[j][2]), "r"(left[j][3]));
-  }
 }
 #endif
 

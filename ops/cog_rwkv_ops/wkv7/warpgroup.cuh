@@ -9,7 +9,7 @@
 
 #include "../csrc/bulk.cuh"
 #include "../csrc/mma16.cuh"
-#include "../csrc/wgmma.cuh"
+#include "../csrc/wgmma_tf32.cuh"
 #include "chunked.cuh"
 #include "prepare.cuh"
 
@@ -18,10 +18,10 @@ namespace cog_rwkv {
 constexpr int kGroup = 4;                                           // warps of a warp group
 constexpr int kPreparers = 6;                                       // pairs, each with tiles of its own
 constexpr int kGroupThreads = (kGroup + 2 * kPreparers) * kWarp;
-constexpr int kOutRow = 48, kOutBytes = kGroup * kChunk * kOutRow;  // y of a warp's 16 values: bytes a token, in all
+constexpr int kOutRow = 48, kOutBytes = 2 * kGroup * kChunk * kOutRow;  // y of a warp's 16 values: bytes a token, in all
 constexpr int kGroupBytes = kPreparers * Tiles::kBytes + kOutBytes;
 
-constexpr int kFollowerRegisters = 168, kPreparerRegisters = 112;  // of 128 each at first
+constexpr int kFollowerRegisters = 144, kPreparerRegisters = 112;  // of 128 at first
 
 #if COG_RWKV_WGMMA
 // 16 values a warp, by 64 keys: of tile j, s[4 j + e + 2 upper] is value g + 8 upper and column 8 j + 2 q + e.
@@ -49,6 +49,7 @@ __device__ __forceinline__ void to_operands(uint32_t (&left)[COUNT][4], const fl
     left[i][0] = to_tf32(sums[4 * i]), left[i][1] = to_tf32(sums[4 * i + 2]);
     left[i][2] = to_tf32(sums[4 * i + 1]), left[i][3] = to_tf32(sums[4 * i + 3]);
   }
+  operands_ready(left);
 }
 
 // v of the warp's 16 values, as left operands of two steps.
@@ -63,6 +64,14 @@ __device__ __forceinline__ void load_values(uint32_t (&v)[2][4], const Tiles& ti
     v[i / 2][i % 2] = __float_as_uint(static_cast<float>(x.values[0]));
     v[i / 2][i % 2 + 2] = __float_as_uint(static_cast<float>(x.values[1]));
   }
+  operands_ready(v);
+}
+
+// Stores what load_matrices<true> loads.
+__device__ __forceinline__ void store_matrices_wide(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 
 // y of a chunk, rounded, on its way out.
@@ -93,7 +102,7 @@ struct Out {
 
 // One chunk: y of it, and the state goes on. `left` is the state as operands, before and after. `beside()` runs while
 // the first products do.
-template <class T, class F>
+template <class T, bool passes, class F>
 __device__ __forceinline__ void step_state(WholeState& s, uint32_t (&left)[8][4], float (&d)[16], const Tiles& tiles,
                                            int warp, int lane, F beside) {
   const uint64_t tile = descriptor(shared_address(tiles.base));
@@ -108,16 +117,22 @@ __device__ __forceinline__ void step_state(WholeState& s, uint32_t (&left)[8][4]
   wgmma_tf32<true>(d, left[0], at(Tiles::kRead));
 #pragma unroll
   for (int i = 1; i < 8; i++) wgmma_tf32<false>(d, left[i], at(Tiles::kRead + i / 4 * Tiles::kTile + i % 4 * 32));
-  load_values<T>(v, tiles, warp, lane);
-  wgmma_fence();
+  if constexpr (passes) {
+    wgmma_commit();
+    beside();
+    wait_wgmma<0>();
+  } else {
+    load_values<T>(v, tiles, warp, lane);
+    wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < 2; i++) wgmma_tf32<false>(d, v[i], at(Tiles::kSmall + 32 * i));
-  wgmma_commit();
+    for (int i = 0; i < 2; i++) wgmma_tf32<false>(d, v[i], at(Tiles::kSmall + 32 * i));
+    wgmma_commit();
 #pragma unroll
-  for (int i = 0; i < 2; i++) wgmma_tf32<false>(s, v[i], at(Tiles::kWrite + 32 * i));
-  wgmma_commit();
-  beside();
-  wait_wgmma<1>();
+    for (int i = 0; i < 2; i++) wgmma_tf32<false>(s, v[i], at(Tiles::kWrite + 32 * i));
+    wgmma_commit();
+    beside();
+    wait_wgmma<1>();
+  }
   sums_ready(d);
   operands_read(left);
   to_operands(removed, d);
@@ -133,101 +148,63 @@ __device__ __forceinline__ void step_state(WholeState& s, uint32_t (&left)[8][4]
   to_operands(left, s);
   wait_wgmma<0>();
   sums_ready(d);
-  operands_read(v), operands_read(removed);
+  if constexpr (!passes) operands_read(v);
+  operands_read(removed);
 }
 
-// The first four warps: a head's state, from chunk to chunk.
-template <class T>
-__device__ __forceinline__ void follow_chunks(const Wkv7<T, void>& p, ScalarType state_type, const Share& share,
-                                              unsigned char* memory, Barriers& barriers, int warp, int lane) {
-  const int64_t corner = (share.head * kHead + 16 * warp) * kHead, stride = p.heads * kHead;
-  WholeState s;
-  with_state_type(state_type, [&](auto type) {
-    using S = typename decltype(type)::type;
-    const S* from = static_cast<const S*>(p.state) + share.sequence.row * p.in_stride + corner;
-    each_four_keys(s, lane, [&](float& a, float& b, float& c, float& d, int value, int key) {
-      const float4 x = load4(from + value * kHead + key, p.aligned);
-      a = x.x, b = x.y, c = x.z, d = x.w;
-    });
-  });
+// What a block has in shared memory: tiles of each pair that prepares chunks, and y of each warp that follows them.
+struct Room {
+  unsigned char* memory;
+  Barriers* barriers;
+  int pairs;
+};
+
+// A warp group: a state from chunk to chunk. `passes`: without v. `out` is y or what is passed on, [tokens, heads, 64].
+template <class T, bool passes, class Y>
+__device__ __forceinline__ void follow_chunks(WholeState& s, const Share& share, Y* out, int64_t heads,
+                                              const Room& room, int warp, int lane) {
+  const int row = warp % kGroup;
+  const int64_t stride = heads * kHead;
+  unsigned char* const mine = room.memory + kPreparers * Tiles::kBytes + warp * kChunk * kOutRow;
+  Y* to = out + (share.sequence.begin * heads + share.head) * kHead + 16 * row;
   uint32_t left[8][4];
   to_operands(left, s);
-  unsigned char* const room = memory + kPreparers * Tiles::kBytes + warp * kChunk * kOutRow;
-  T* to = p.y + (share.sequence.begin * p.heads + share.head) * kHead + 16 * warp;
-  Out out{{}, 0};
+  Out sent{{}, 0};
   int turn = 0;
   uint32_t parity = 0;
   for (int64_t t = share.sequence.begin; t < share.sequence.end; t += kChunk) {
-    const Tiles tiles{memory + turn * Tiles::kBytes};
+    const Tiles tiles{room.memory + turn * Tiles::kBytes};
     float d[16];
-    wait(&barriers.full[turn], parity);
-    step_state<T>(s, left, d, tiles, warp, lane, [&] {
-      out.send(to - kChunk * stride, stride, room, lane);
-    });
-    if (lane == 0) arrive(&barriers.empty[turn]);
-    out.template take<T>(d + 8, static_cast<int>(min(share.sequence.end - t, int64_t{kChunk})));
+    wait(&room.barriers->full[turn], parity);
+    step_state<T, passes>(s, left, d, tiles, row, lane,
+                          [&] { sent.send(to - kChunk * stride, stride, mine, lane); });
+    if (lane == 0) arrive(&room.barriers->empty[turn]);
+    sent.template take<Y>(d + 8, static_cast<int>(min(share.sequence.end - t, int64_t{kChunk})));
     to += kChunk * stride;
-    if (++turn == kPreparers) turn = 0, parity ^= 1;
+    if (++turn == room.pairs) turn = 0, parity ^= 1;
   }
-  out.send(to - kChunk * stride, stride, room, lane);
-  with_state_type(state_type, [&](auto type) {
-    using S = typename decltype(type)::type;
-    S* into = static_cast<S*>(p.state_out) + share.sequence.row * p.out_stride + corner;
-    each_four_keys(s, lane, [&](float a, float b, float c, float d, int value, int key) {
-      store4(into + value * kHead + key, make_float4(a, b, c, d), p.aligned);
-    });
-  });
+  sent.send(to - kChunk * stride, stride, mine, lane);
 }
 
-// The pairs of warps behind them: each every so-many-th chunk.
+// A pair of warps: every so-many-th chunk.
 template <class T>
-__device__ __forceinline__ void prepare_chunks(const Wkv7<T, void>& p, const Share& share, unsigned char* memory,
-                                               Barriers& barriers, int pair, Team team) {
-  const Tiles tiles{memory + pair * Tiles::kBytes};
+__device__ __forceinline__ void prepare_chunks(const Wkv7<T, void>& p, const Share& share, const Room& room, int pair,
+                                               Team team) {
+  const Tiles tiles{room.memory + pair * Tiles::kBytes};
+  const int64_t step = int64_t{kChunk} * room.pairs;
   uint32_t parity = 1;
-  for (int64_t t = share.sequence.begin + pair * kChunk; t < share.sequence.end; t += kPreparers * kChunk, parity ^= 1) {
+  for (int64_t t = share.sequence.begin + pair * kChunk; t < share.sequence.end; t += step, parity ^= 1) {
     const int n = static_cast<int>(min(share.sequence.end - t, int64_t{kChunk}));
-    wait(&barriers.empty[pair], parity);
+    wait(&room.barriers->empty[pair], parity);
     start_copies(p, tiles, t, n, share.head, team);
     wait_for_copies();
     team.sync();
     make_chunk<T>(tiles, n, team);
     fence_bulk_shared();  // wgmma reads what was stored here
     __syncwarp();
-    if (team.lane == 0) arrive(&barriers.full[pair]);
+    if (team.lane == 0) arrive(&room.barriers->full[pair]);
   }
 }
 #endif
-
-// A block a sequence and head.
-template <class T>
-__global__ void __launch_bounds__(kGroupThreads, 1) wkv7_group_kernel(const Wkv7<T, void> p, ScalarType state_type) {
-#if COG_RWKV_WGMMA
-  extern __shared__ __align__(1024) unsigned char tiles[];
-  __shared__ Barriers barriers;
-  wait_for_previous();
-  let_next_begin();
-  const int64_t i = blockIdx.x / p.heads;
-  const Share share{sequence_of_block(p, i), blockIdx.x % p.heads, 0, static_cast<int>(kHead)};
-  if (!begin_share(p, i, share)) return;
-  if (threadIdx.x == 0) {
-    for (int j = 0; j < kPreparers; j++) {
-      init_barrier(&barriers.full[j], 2);
-      init_barrier(&barriers.empty[j], kGroup);
-    }
-    tell_of_barriers();
-  }
-  __syncthreads();
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / kWarp, 0), lane = threadIdx.x % kWarp;
-  if (warp < kGroup) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kFollowerRegisters));
-    follow_chunks(p, state_type, share, tiles, barriers, warp, lane);
-  } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kPreparerRegisters));
-    const int pair = (warp - kGroup) / 2;
-    prepare_chunks(p, share, tiles, barriers, pair, Team{1 + pair, warp % 2, lane});
-  }
-#endif
-}
 
 }  // namespace cog_rwkv

@@ -36,6 +36,28 @@ struct Parts {
   }
 };
 
+// What a block computes at a time: a part of a sequence, of a head.
+struct Unit {
+  Share share;     // of the part
+  Sequence whole;  // that of the sequence
+  int64_t i;
+  int part, count;
+};
+
+// Unit `index`, by parts, sequences and heads; false where there is nothing to compute.
+template <class T>
+__device__ __forceinline__ bool find_unit(Unit& u, const Wkv7<T, void>& p, const Parts& parts, int64_t index) {
+  u.i = index / p.heads % p.batch, u.part = static_cast<int>(index / p.heads / p.batch);
+  u.whole = sequence_of_block(p, u.i);
+  const int64_t length = u.whole.end - u.whole.begin;
+  u.count = parts.of(length);
+  u.share = {u.whole, index % p.heads, 0, static_cast<int>(kHead)};
+  if (!u.whole.row_ok || !p.takes(u.whole) || u.part >= u.count) return false;
+  u.share.sequence.begin = u.whole.begin + Parts::begin(length, u.part, u.count);
+  u.share.sequence.end = u.whole.begin + Parts::begin(length, u.part + 1, u.count);
+  return true;
+}
+
 #if COG_RWKV_WGMMA
 // Keys of a value, where the state is a plain matrix [64, 64] or one of another dtype.
 template <class S>
@@ -56,9 +78,9 @@ __device__ __forceinline__ void store_state(WholeState& s, S* to, bool aligned, 
 // One of a block's groups: that of the values, or the second, of the identity.
 template <class T>
 __device__ __forceinline__ void follow_part(const Wkv7<T, void>& p, ScalarType state_type, const Parts& parts,
-                                            int64_t i, const Share& share, const Sequence& whole, int part, int count,
-                                            const Room& room, int warp, int lane) {
-  const int64_t corner = share.head * kHead * kHead;
+                                            const Unit& u, const Room& room, Turn& turn, int warp, int lane) {
+  const int64_t corner = u.share.head * kHead * kHead;
+  const auto end = [&](int which) { return parts.end(p, u.whole, u.i, u.share.head, u.part, which); };
   WholeState s;
   if (warp >= kGroup) {
     const int row = warp - kGroup;
@@ -66,50 +88,46 @@ __device__ __forceinline__ void follow_part(const Wkv7<T, void>& p, ScalarType s
       const int at = 16 * row + value - key;
       a = at == 0 ? 1.0f : 0.0f, b = at == 1 ? 1.0f : 0.0f, c = at == 2 ? 1.0f : 0.0f, d = at == 3 ? 1.0f : 0.0f;
     });
-    follow_chunks<T, true>(s, share, parts.passed, p.heads, room, warp, lane);
-    store_state(s, parts.end(p, whole, i, share.head, part, 1), true, row, lane);
+    follow_chunks<T, true>(s, u.share, parts.passed, p.heads, room, turn, warp, lane);
+    store_state(s, end(1), true, row, lane);
     return;
   }
-  if (part == 0) {
+  if (u.part == 0) {
     with_state_type(state_type, [&](auto type) {
       using S = typename decltype(type)::type;
-      load_state(s, static_cast<const S*>(p.state) + whole.row * p.in_stride + corner, p.aligned, warp, lane);
+      load_state(s, static_cast<const S*>(p.state) + u.whole.row * p.in_stride + corner, p.aligned, warp, lane);
     });
   } else {
 #pragma unroll
     for (int j = 0; j < 32; j++) s[j] = 0.0f;
   }
-  follow_chunks<T, false>(s, share, p.y, p.heads, room, warp, lane);
-  if (count > 1) {
-    store_state(s, parts.end(p, whole, i, share.head, part, 0), true, warp, lane);
+  follow_chunks<T, false>(s, u.share, p.y, p.heads, room, turn, warp, lane);
+  if (u.count > 1) {
+    store_state(s, end(0), true, warp, lane);
     return;
   }
   with_state_type(state_type, [&](auto type) {
     using S = typename decltype(type)::type;
-    store_state(s, static_cast<S*>(p.state_out) + whole.row * p.out_stride + corner, p.aligned, warp, lane);
+    store_state(s, static_cast<S*>(p.state_out) + u.whole.row * p.out_stride + corner, p.aligned, warp, lane);
   });
 }
 #endif
 
-// A block a part, sequence and head.
+// A block takes every so-many-th unit, of `units`: all of one kind, without the identity beside it or with it, as where
+// there are parts each block has one unit alone.
 template <class T>
 __global__ void __launch_bounds__(kGroupThreads, 1)
-    wkv7_group_kernel(const Wkv7<T, void> p, ScalarType state_type, Parts parts) {
+    wkv7_group_kernel(const Wkv7<T, void> p, ScalarType state_type, Parts parts, int units) {
 #if COG_RWKV_WGMMA
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ Barriers barriers;
   wait_for_previous();
   let_next_begin();
-  const int64_t unit = blockIdx.x / p.heads, i = unit % p.batch;
-  const int part = static_cast<int>(unit / p.batch);
-  Share share{sequence_of_block(p, i), blockIdx.x % p.heads, part * static_cast<int>(kHead), static_cast<int>(kHead)};
-  const Sequence whole = share.sequence;
-  if (!begin_share(p, i, share)) return;
-  const int64_t length = whole.end - whole.begin;
-  const int count = parts.of(length), groups = part > 0 ? 2 : 1;
-  if (part >= count) return;
-  share.sequence.begin = whole.begin + Parts::begin(length, part, count);
-  share.sequence.end = whole.begin + Parts::begin(length, part + 1, count);
+  const int first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
+  for (int64_t j = first; p.alone && j < p.heads; j += step) {
+    begin_share(p, 0, {sequence_of_block(p, 0), j, 0, static_cast<int>(kHead)});
+  }
+  const int groups = first >= p.heads * p.batch ? 2 : 1;
   const Room room{tiles, &barriers, (kGroupThreads / kWarp - groups * kGroup) / 2};
   if (threadIdx.x == 0) {
     for (int j = 0; j < room.pairs; j++) {
@@ -121,13 +139,23 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
   __syncthreads();
   // The same for the whole warp, as the compiler must know: products of a warp group cannot be where threads part.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / kWarp, 0), lane = threadIdx.x % kWarp;
+  Unit u;
   if (warp < groups * kGroup) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kFollowerRegisters));
-    follow_part(p, state_type, parts, i, share, whole, part, count, room, warp, lane);
+    Turn turn;
+    for (int j = first; j < units; j += step) {
+      if (find_unit(u, p, parts, j)) follow_part(p, state_type, parts, u, room, turn, warp, lane);
+    }
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kPreparerRegisters));
     const int pair = (warp - groups * kGroup) / 2;
-    prepare_chunks(p, share, room, pair, Team{1 + pair, warp % 2, lane});
+    int before = 0;
+    uint32_t parity = 1;
+    for (int j = first; j < units; j += step) {
+      if (!find_unit(u, p, parts, j)) continue;
+      prepare_chunks(p, u.share, room, before, parity, pair, Team{1 + pair, warp % 2, lane});
+      before += static_cast<int>((u.share.sequence.end - u.share.sequence.begin + kChunk - 1) / kChunk) % room.pairs;
+    }
   }
 #endif
 }

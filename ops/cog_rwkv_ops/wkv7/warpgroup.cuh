@@ -21,7 +21,7 @@ constexpr int kGroupThreads = (kGroup + 2 * kPreparers) * kWarp;
 constexpr int kOutRow = 48, kOutBytes = 2 * kGroup * kChunk * kOutRow;  // y of a warp's 16 values: bytes a token, in all
 constexpr int kGroupBytes = kPreparers * Tiles::kBytes + kOutBytes;
 
-constexpr int kFollowerRegisters = 144, kPreparerRegisters = 112;  // of 128 at first
+constexpr int kFollowerRegisters = 136, kPreparerRegisters = 120;  // of 128 at first
 
 #if COG_RWKV_WGMMA
 // 16 values a warp, by 64 keys: of tile j, s[4 j + e + 2 upper] is value g + 8 upper and column 8 j + 2 q + e.
@@ -159,10 +159,19 @@ struct Room {
   int pairs;
 };
 
+// Whose turn it is to have prepared a chunk, from head to head.
+struct Turn {
+  int pair = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void next(int pairs) {
+    if (++pair == pairs) pair = 0, parity ^= 1;
+  }
+};
+
 // A warp group: a state from chunk to chunk. `passes`: without v. `out` is y or what is passed on, [tokens, heads, 64].
 template <class T, bool passes, class Y>
 __device__ __forceinline__ void follow_chunks(WholeState& s, const Share& share, Y* out, int64_t heads,
-                                              const Room& room, int warp, int lane) {
+                                              const Room& room, Turn& turn, int warp, int lane) {
   const int row = warp % kGroup;
   const int64_t stride = heads * kHead;
   unsigned char* const mine = room.memory + kPreparers * Tiles::kBytes + warp * kChunk * kOutRow;
@@ -170,33 +179,40 @@ __device__ __forceinline__ void follow_chunks(WholeState& s, const Share& share,
   uint32_t left[8][4];
   to_operands(left, s);
   Out sent{{}, 0};
-  int turn = 0;
-  uint32_t parity = 0;
-  for (int64_t t = share.sequence.begin; t < share.sequence.end; t += kChunk) {
-    const Tiles tiles{room.memory + turn * Tiles::kBytes};
+  for (int64_t t = share.sequence.begin; t < share.sequence.end; t += kChunk, turn.next(room.pairs)) {
+    const Tiles tiles{room.memory + turn.pair * Tiles::kBytes};
     float d[16];
-    wait(&room.barriers->full[turn], parity);
+    wait(&room.barriers->full[turn.pair], turn.parity);
     step_state<T, passes>(s, left, d, tiles, row, lane,
                           [&] { sent.send(to - kChunk * stride, stride, mine, lane); });
-    if (lane == 0) arrive(&room.barriers->empty[turn]);
+    if (lane == 0) arrive(&room.barriers->empty[turn.pair]);
     sent.template take<Y>(d + 8, static_cast<int>(min(share.sequence.end - t, int64_t{kChunk})));
     to += kChunk * stride;
-    if (++turn == room.pairs) turn = 0, parity ^= 1;
   }
   sent.send(to - kChunk * stride, stride, mine, lane);
 }
 
-// A pair of warps: every so-many-th chunk.
+// Brings the inputs of a later chunk into L2, as far as there are any.
 template <class T>
-__device__ __forceinline__ void prepare_chunks(const Wkv7<T, void>& p, const Share& share, const Room& room, int pair,
-                                               Team team) {
+__device__ __forceinline__ void fetch_ahead(const Wkv7<T, void>& p, const Share& share, int64_t token, Team team) {
+  for (int j = team.part * kWarp + team.lane; j < 6 * kChunk; j += 2 * kWarp) {
+    const int64_t t = token + j / 6;
+    if (t < share.sequence.end) prefetch_l2(p.in[j % 6] + (t * p.heads + share.head) * kHead);
+  }
+}
+
+// A pair of warps: every so-many-th chunk. `before` chunks were prepared by all pairs until now.
+template <class T>
+__device__ __forceinline__ void prepare_chunks(const Wkv7<T, void>& p, const Share& share, const Room& room, int before,
+                                               uint32_t& parity, int pair, Team team) {
   const Tiles tiles{room.memory + pair * Tiles::kBytes};
   const int64_t step = int64_t{kChunk} * room.pairs;
-  uint32_t parity = 1;
-  for (int64_t t = share.sequence.begin + pair * kChunk; t < share.sequence.end; t += step, parity ^= 1) {
+  const int first = (pair + room.pairs - before % room.pairs) % room.pairs;
+  for (int64_t t = share.sequence.begin + first * kChunk; t < share.sequence.end; t += step, parity ^= 1) {
     const int n = static_cast<int>(min(share.sequence.end - t, int64_t{kChunk}));
     wait(&room.barriers->empty[pair], parity);
     start_copies(p, tiles, t, n, share.head, team);
+    fetch_ahead(p, share, t + step, team);
     wait_for_copies();
     team.sync();
     make_chunk<T>(tiles, n, team);

@@ -64,8 +64,10 @@ void launch_group(const Launch& launch, const Wkv7<T, void>& work, ScalarType st
     parts.ends = static_cast<float*>(room.mutable_data_ptr());
     parts.passed = reinterpret_cast<Half*>(parts.ends + floats);
   }
-  launch_chained("wkv7", launch.stream, wkv7_group_kernel<T>, dim3(static_cast<unsigned>(heads * parts.most)),
-                 dim3(kGroupThreads), kGroupBytes, work, state_type, parts);
+  const int units = static_cast<int>(heads * parts.most);
+  const int blocks = parts.most > 1 ? units : std::min(units, multiprocessors());
+  launch_chained("wkv7", launch.stream, wkv7_group_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(kGroupThreads),
+                 kGroupBytes, work, state_type, parts, units);
   if (parts.most == 1) return;
   const int64_t pieces = (longest_part(parts, longest) + kJoinTokens - 1) / kJoinTokens;
   launch_chained("wkv7", launch.stream, wkv7_join_kernel<T>,

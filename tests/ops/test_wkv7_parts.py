@@ -1,4 +1,4 @@
-"""wkv7 of long sequences on CUDA, which are computed in parts where heads are few: as right as in one, and always alike."""
+"""wkv7 of long sequences on CUDA, in parts where heads are few: as right as in one, and the same bits every time."""
 
 import pytest
 import torch

@@ -9,11 +9,10 @@ namespace cog_rwkv {
 #if COG_RWKV_WGMMA
 // d += eight terms of 64 rows, which `left` has as mma.m16n8k8 wants them of each of the four warps, times 32 or 64
 // columns. A first product overwrites the sums.
-#define COG_RWKV_WGMMA_TF32(n, sums, a0, a1, a2, a3, b, first, ...)                                              \
-  asm volatile("{.reg .pred add; setp.eq.u32 add, %" #first                                                      \
-               ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" sums "}, {%" #a0 ", %" #a1 ", %" \
-               #a2 ", %" #a3 "}, %" #b ", add, 1, 1;}"                                                           \
-               : __VA_ARGS__                                                                                     \
+#define COG_RWKV_WGMMA_TF32(n, sums, a0, a1, a2, a3, b, first, ...)                                          \
+  asm volatile("{.reg .pred add; setp.eq.u32 add, %" #first ", 0; wgmma.mma_async.sync.aligned.m64n" #n      \
+               "k8.f32.tf32.tf32 {" sums "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b ", add, 1, 1;}" \
+               : __VA_ARGS__                                                                                 \
                : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(int(is_first)))
 
 template <bool is_first>

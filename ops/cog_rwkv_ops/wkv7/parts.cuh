@@ -1,8 +1,8 @@
 // wkv7 of a long sequence in parts that run at the same time, where heads are few.
 //
 // The recurrence is linear in the state S that a part begins with: its y is that from a state of zero plus S p for each
-// token, and its end that from zero, N, plus S M. With the identity as state and no v the same recurrence gives p as its
-// y and M as its end. So blocks compute both for each part but the first, and a second kernel joins the parts.
+// token, and its end that from zero, N, plus S M. With the identity as state and no v the same recurrence gives p as
+// its y and M as its end. So blocks compute both for each part but the first, and a second kernel joins the parts.
 #pragma once
 
 #include "warpgroup.cuh"
@@ -134,7 +134,6 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
       init_barrier(&barriers.full[j], 2);
       init_barrier(&barriers.empty[j], kGroup * groups);
     }
-    tell_of_barriers();
   }
   __syncthreads();
   // The same for the whole warp, as the compiler must know: products of a warp group cannot be where threads part.
@@ -230,7 +229,7 @@ __device__ __forceinline__ void add_passed(T* y, const Half* passed, int64_t str
 // Some tokens of a part that is not the first, of a sequence and head, a block; the state that the part begins with
 // each block computes for itself. A block of the last part also leaves the last state.
 template <class T>
-__global__ void __launch_bounds__(kJoinWarps * kWarp)
+__global__ void __launch_bounds__(kJoinWarps* kWarp)
     wkv7_join_kernel(const Wkv7<T, void> p, ScalarType state_type, Parts parts, int pieces) {
   __shared__ __align__(16) float states[2][kHead * kJoinRow];
   wait_for_previous();

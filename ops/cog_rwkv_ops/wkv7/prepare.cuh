@@ -1,7 +1,7 @@
 // wkv7 in chunks by wgmma, the part that needs no state. With g the log-decay summed up to a token, from the start of
 // the chunk, g' that before the token, and G that of the whole chunk:
-//   r^ = r e^g, a^ = a e^g' and k^ = k e^(G - g), b^ = b e^(G - g), all of them no larger than the inputs, for the state;
-//   k e^-g, b e^-g, up to 2^14 times as large, for what is between tokens: with r^, a^ that makes P, Q, A and W.
+//   r^ = r e^g, a^ = a e^g' and k^ = k e^(G - g), b^ = b e^(G - g), all of them no larger than the inputs, for the
+//   state; k e^-g, b e^-g, up to 2^14 times as large, for what is between tokens: with r^, a^ that makes P, Q, A and W.
 // The formulas stand in chunked.cuh, there measured from the middle.
 #pragma once
 
@@ -120,8 +120,8 @@ __device__ __forceinline__ void scale_writers(const Tiles& tiles, const float (&
   }
 }
 
-// Stores tokens by tokens, [half]: the columns 8 half to 8 half + 7, in lines from `to` on, from their piece `first` on.
-// The triangle, with its diagonal or without.
+// Stores tokens by tokens, [half]: the columns 8 half to 8 half + 7, in lines from `to` on, from their piece `first`
+// on. The triangle, with its diagonal or without.
 __device__ __forceinline__ void store_triangle(const Tiles& tiles, int to, int first, const Sums (&x)[2], bool diagonal,
                                                int lane) {
   const int g = lane / 4, q = lane % 4;

@@ -179,7 +179,8 @@ __device__ __forceinline__ void between_tokens(const Slot& slot, float* lower, T
   store_lower_transposed(lower, with_b, team.lane);
 }
 
-// (I - L)^-1 for L transposed in `lower`, which may lie where the result goes. A lane has a column, both halves the same.
+// (I - L)^-1 for L transposed in `lower`, which may lie where the result goes. A lane has a column, both halves the
+// same.
 template <bool split>
 __device__ __forceinline__ void invert(float* result, const float* lower, int lane) {
   const int column = lane % 16;

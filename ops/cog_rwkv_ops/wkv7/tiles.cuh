@@ -11,19 +11,21 @@
 
 namespace cog_rwkv {
 
-__device__ __forceinline__ constexpr int term(int column) { return (column & ~7) + (column & 7) / 2 + 4 * (column & 1); }
+__device__ __forceinline__ constexpr int term(int column) {
+  return (column & ~7) + (column & 7) / 2 + 4 * (column & 1);
+}
 
 struct Tiles {
   static constexpr int kLineBytes = 128, kTile = 32 * kLineBytes, kEight = 8 * kLineBytes;
-  static constexpr int kRead = 0;                       // W, and r: two tiles, for 32 keys each; tokens are lines
-  static constexpr int kReadR = kChunk * kLineBytes;    // of r in each of them
-  static constexpr int kWrite = 2 * kTile;              // lines are keys, terms the tokens of k and then those of b
-  static constexpr int kSmall = 4 * kTile;              // lines are tokens: A, and then P and Q side by side
-  static constexpr int kSmallR = kChunk * kLineBytes;   // of P and Q
-  static constexpr int kQ = 64;                         // of Q in a line
-  static constexpr int kValues = 5 * kTile;             // v, in 16 bits
-  static constexpr int kValueRow = 144;                 // for the banks
-  static constexpr int kDecay = kValues + kChunk * kValueRow;  // e^G, in the order of columns
+  static constexpr int kRead = 0;                      // W, and r: two tiles, for 32 keys each; tokens are lines
+  static constexpr int kReadR = kChunk * kLineBytes;   // of r in each of them
+  static constexpr int kWrite = 2 * kTile;             // lines are keys, terms the tokens of k and then those of b
+  static constexpr int kSmall = 4 * kTile;             // lines are tokens: A, and then P and Q side by side
+  static constexpr int kSmallR = kChunk * kLineBytes;  // of P and Q
+  static constexpr int kQ = 64;                        // of Q in a line
+  static constexpr int kValues = 5 * kTile;            // v, in 16 bits
+  static constexpr int kValueRow = 144;                // for the banks
+  static constexpr int kDecay = kValues + kChunk * kValueRow;         // e^G, in the order of columns
   static constexpr int kKeys = kDecay + static_cast<int>(kHead) * 4;  // k, b for products between tokens; rows of terms
   static constexpr int kKeyRow = kRow * 4, kKeysApart = kChunk * kKeyRow + 64;
   static constexpr int kInverse = kKeys + 2 * kKeysApart;

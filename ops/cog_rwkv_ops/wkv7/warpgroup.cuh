@@ -7,18 +7,19 @@
 // What else there is, y of U and the state of v, runs beside them.
 #pragma once
 
-#include "../csrc/bulk.cuh"
 #include "../csrc/mma16.cuh"
+#include "../csrc/tma.cuh"
 #include "../csrc/wgmma_tf32.cuh"
 #include "chunked.cuh"
 #include "prepare.cuh"
 
 namespace cog_rwkv {
 
-constexpr int kGroup = 4;                                           // warps of a warp group
-constexpr int kPreparers = 6;                                       // pairs, each with tiles of its own
+constexpr int kGroup = 4;      // warps of a warp group
+constexpr int kPreparers = 6;  // pairs, each with tiles of its own
 constexpr int kGroupThreads = (kGroup + 2 * kPreparers) * kWarp;
-constexpr int kOutRow = 48, kOutBytes = 2 * kGroup * kChunk * kOutRow;  // y of a warp's 16 values: bytes a token, in all
+constexpr int kOutRow = 48,
+              kOutBytes = 2 * kGroup * kChunk * kOutRow;  // y of a warp's 16 values: bytes a token, in all
 constexpr int kGroupBytes = kPreparers * Tiles::kBytes + kOutBytes;
 
 constexpr int kFollowerRegisters = 136, kPreparerRegisters = 120;  // of 128 at first
@@ -183,8 +184,7 @@ __device__ __forceinline__ void follow_chunks(WholeState& s, const Share& share,
     const Tiles tiles{room.memory + turn.pair * Tiles::kBytes};
     float d[16];
     wait(&room.barriers->full[turn.pair], turn.parity);
-    step_state<T, passes>(s, left, d, tiles, row, lane,
-                          [&] { sent.send(to - kChunk * stride, stride, mine, lane); });
+    step_state<T, passes>(s, left, d, tiles, row, lane, [&] { sent.send(to - kChunk * stride, stride, mine, lane); });
     if (lane == 0) arrive(&room.barriers->empty[turn.pair]);
     sent.template take<Y>(d + 8, static_cast<int>(min(share.sequence.end - t, int64_t{kChunk})));
     to += kChunk * stride;
@@ -216,7 +216,7 @@ __device__ __forceinline__ void prepare_chunks(const Wkv7<T, void>& p, const Sha
     wait_for_copies();
     team.sync();
     make_chunk<T>(tiles, n, team);
-    fence_bulk_shared();  // wgmma reads what was stored here
+    fence_copies();  // wgmma reads what was stored here
     __syncwarp();
     if (team.lane == 0) arrive(&room.barriers->full[pair]);
   }

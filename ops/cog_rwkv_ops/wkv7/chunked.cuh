@@ -1,4 +1,5 @@
-// wkv7 in chunks of 16 tokens on tensor cores, for sequences that are long enough (wkv7.cu chooses).
+// wkv7 in chunks of 16 tokens on tensor cores, for sequences that are long enough (wkv7.cu chooses; for 16-bit inputs
+// on Hopper it takes warpgroup.cuh).
 //
 // With g the log-decay summed over the chunk up to a token, and m that sum at the chunk's middle (per key),
 //   r~ = r e^(g - m), k~ = k e^(m - g), b~ = b e^(m - g), and a~ = a e^(g' - m), g' the sum before the token,

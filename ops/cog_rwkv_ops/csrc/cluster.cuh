@@ -51,16 +51,6 @@ __device__ __forceinline__ void sync_cluster() {
 #endif
 }
 
-// Arrives at a barrier in shared memory, that of block `rank`: what this thread has read may be overwritten. Of what it
-// wrote that says nothing, as waiting for that would take as long as the memory does.
-__device__ __forceinline__ void arrive_at_block(uint32_t rank, uint64_t* barrier) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(barrier)), "r"(rank));
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
-#endif
-}
-
 // Sends v to the place of `to`, and a note of it to that of `inbox`, both in shared memory, in block `rank`.
 __device__ __forceinline__ void send_to_block(uint32_t rank, float2* to, float2 v, uint64_t* inbox) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -1,4 +1,5 @@
-// wkv7 in chunks of 16 tokens on tensor cores, for sequences that are long enough (wkv7.cu chooses).
+// wkv7 in chunks of 16 tokens on tensor cores, for sequences that are long enough (wkv7.cu chooses; for 16-bit inputs
+// on Hopper it takes warpgroup.cuh).
 //
 // With g the log-decay summed over the chunk up to a token, and m that sum at the chunk's middle (per key),
 //   r~ = r e^(g - m), k~ = k e^(m - g), b~ = b e^(m - g), and a~ = a e^(g' - m), g' the sum before the token,
@@ -16,7 +17,6 @@
 // pair exchange them, in the middle of a chunk, and go on with all of U, but y of half of the tokens.
 #pragma once
 
-#include "../csrc/cluster.cuh"
 #include "produce.cuh"
 
 namespace cog_rwkv {
@@ -36,17 +36,27 @@ struct Share {
   int first, count;
 };
 
+// Whether there is anything to compute, by all threads of a block; writes NaN where nobody would write.
+template <class T>
+__device__ bool begin_share(const Wkv7<T, void>& p, int64_t i, const Share& share) {
+  if (p.alone && share.first == 0) {
+    fill_gaps(p, i, share.head, share.sequence.begin == share.sequence.end);
+    if (!share.sequence.row_ok) fill_nan(p, share.head, share.sequence.begin, share.sequence.end);
+  }
+  return share.sequence.row_ok && p.takes(share.sequence);
+}
+
 // What the warps of a pair of consumers tell each other: the parts of U for the sender's own tokens and for those of
 // the other, and of y for the latter. Twice, for chunks in turn: so one barrier a chunk is enough.
 struct Exchange {
   float4 sums[2][2][3][kWarp];  // [turn][sender][which][lane]
 };
 
-// Slots in shared memory, so many floats apart. Two blocks in a cluster may fill those of both together.
+// So many slots in shared memory.
 struct Ring {
   float* base;
-  int stride, count, blocks;
-  __device__ Slot at(int i) const { return {base + i * stride}; }
+  int count;
+  __device__ Slot at(int i) const { return {base + i * Slot::kFloats}; }
 };
 
 template <class T, bool split>
@@ -263,11 +273,7 @@ __device__ __forceinline__ void consume(const Wkv7<T, void>& p, ScalarType state
     wait(&barriers.full[turn], parity);
     step_state<T, split>(s, y, slot, value, exchange.sums[buffer], c);
     __syncwarp();
-    if (slots.blocks == 1) {
-      if (c.lane == 0) arrive(&barriers.empty[turn]);
-    } else if (c.lane < slots.blocks) {
-      arrive_at_block(c.lane, &barriers.empty[turn]);
-    }
+    if (c.lane == 0) arrive(&barriers.empty[turn]);
     write_y(p.y + t * stride + share.head * kHead + value, stride, y[0].sums, n, c);
     if (++turn == slots.count) turn = 0, parity ^= 1;
   }
@@ -278,46 +284,8 @@ __device__ __forceinline__ void consume(const Wkv7<T, void>& p, ScalarType state
   });
 }
 
-// Share `block` of all sequences and heads, by a block with 4 / shares pairs of consumers; others(share, team) by the
-// pairs after them, who fill the slots: `fillers` arrive when one is full. Behind the slots lies what is exchanged.
-template <class T, bool split, class F>
-__device__ __forceinline__ void follow_share(const Wkv7<T, void>& p, ScalarType state_type, int shares, int64_t block,
-                                             Ring slots, Barriers& barriers, int fillers, F others) {
-  const int64_t i = block / shares / p.heads, head = block / shares % p.heads;
-  const int consumers = 4 / shares, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int pair = warp / 2, part = warp % 2, values = static_cast<int>(kHead) / shares;
-  const Share share{sequence_of_block(p, i), head, static_cast<int>(block % shares) * values, values};
-  if (p.alone && share.first == 0) {
-    fill_gaps(p, i, share.head, share.sequence.begin == share.sequence.end);
-    if (!share.sequence.row_ok) fill_nan(p, share.head, share.sequence.begin, share.sequence.end);
-  }
-  if (!share.sequence.row_ok || !p.takes(share.sequence)) return;
-  if (threadIdx.x == 0) {
-    for (int j = 0; j < slots.count; j++) {
-      init_barrier(&barriers.full[j], fillers);
-      init_barrier(&barriers.empty[j], 2 * consumers * slots.blocks);
-    }
-    tell_of_barriers();
-  }
-  __syncthreads();  // barrier 0: the pairs have the next ones
-  if (slots.blocks > 1) sync_cluster();
-  if (pair < consumers) {
-    Exchange& exchange = reinterpret_cast<Exchange*>(slots.at(slots.count).base)[pair];
-    const auto consume_part = [&](auto c) {
-      consume<T, split>(p, state_type, share, slots, barriers, exchange, share.first + pair * 16, c);
-    };
-    if (part == 0) {
-      consume_part(Consumer<0>{lane, 1 + pair});
-    } else {
-      consume_part(Consumer<1>{lane, 1 + pair});
-    }
-  } else {
-    others(share, pair - consumers, Team{1 + pair, part, lane});
-  }
-  if (slots.blocks > 1) sync_cluster();  // the other block still arrives here
-}
-
 // A block a sequence, head and share of its values: 4 / shares pairs of consumers and then `producers` of producers.
+// Behind the slots lies what is exchanged.
 template <class T, bool split>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     wkv7_chunked_kernel(const Wkv7<T, void> p, ScalarType state_type, int shares, int producers) {
@@ -325,10 +293,32 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   __shared__ Barriers barriers;
   wait_for_previous();
   let_next_begin();
-  const Ring slots{memory, Slot::kFloats, producers, 1};
-  follow_share<T, split>(
-      p, state_type, shares, blockIdx.x, slots, barriers, 2,
-      [&](const Share& share, int pair, Team team) { produce<T, split>(p, share, slots, barriers, pair, team); });
+  const Ring slots{memory, producers};
+  const int64_t i = blockIdx.x / shares / p.heads, head = blockIdx.x / shares % p.heads;
+  const int consumers = 4 / shares, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int pair = warp / 2, part = warp % 2, values = static_cast<int>(kHead) / shares;
+  const Share share{sequence_of_block(p, i), head, static_cast<int>(blockIdx.x % shares) * values, values};
+  if (!begin_share(p, i, share)) return;
+  if (threadIdx.x == 0) {
+    for (int j = 0; j < producers; j++) {
+      init_barrier(&barriers.full[j], 2);
+      init_barrier(&barriers.empty[j], 2 * consumers);
+    }
+  }
+  __syncthreads();  // barrier 0: the pairs have the next ones
+  if (pair >= consumers) {
+    produce<T, split>(p, share, slots, barriers, pair - consumers, Team{1 + pair, part, lane});
+    return;
+  }
+  Exchange& exchange = reinterpret_cast<Exchange*>(slots.at(producers).base)[pair];
+  const auto consume_part = [&](auto c) {
+    consume<T, split>(p, state_type, share, slots, barriers, exchange, share.first + pair * 16, c);
+  };
+  if (part == 0) {
+    consume_part(Consumer<0>{lane, 1 + pair});
+  } else {
+    consume_part(Consumer<1>{lane, 1 + pair});
+  }
 }
 
 }  // namespace cog_rwkv

@@ -132,6 +132,20 @@ __device__ __forceinline__ void store_lower(float* small, const Sums (&x)[2], bo
   }
 }
 
+// The triangle without its diagonal, transposed.
+__device__ __forceinline__ void store_lower_transposed(float* lower, const Sums (&x)[2], int lane) {
+  const int g = lane / 4, q = lane % 4;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int row = g + i / 2 * 8, column = 8 * half + 2 * q + i % 2;
+      lower[column * kLowerRow + row] = column < row ? x[half][i] : 0.0f;
+    }
+  }
+  __syncwarp();
+}
+
 // a~ b~' transposed into `lower`, and a~ k~', r~ b~' and r~ k~': their triangles. A part of the team has a~, one r~.
 template <bool split>
 __device__ __forceinline__ void between_tokens(const Slot& slot, float* lower, Team team) {
@@ -162,20 +176,13 @@ __device__ __forceinline__ void between_tokens(const Slot& slot, float* lower, T
     store_lower<split>(slot.seen_removed(), with_b, true, team.lane);
     return;
   }
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int row = g + i / 2 * 8, column = 8 * half + 2 * q + i % 2;
-      lower[column * kLowerRow + row] = column < row ? with_b[half][i] : 0.0f;
-    }
-  }
-  __syncwarp();
+  store_lower_transposed(lower, with_b, team.lane);
 }
 
-// (I - L)^-1 for L transposed in `lower`, which lies where the result goes. A lane has a column, both halves the same.
+// (I - L)^-1 for L transposed in `lower`, which may lie where the result goes. A lane has a column, both halves the
+// same.
 template <bool split>
-__device__ __forceinline__ void invert(const Slot& slot, const float* lower, int lane) {
+__device__ __forceinline__ void invert(float* result, const float* lower, int lane) {
   const int column = lane % 16;
   float x[kChunk];
 #pragma unroll
@@ -195,7 +202,7 @@ __device__ __forceinline__ void invert(const Slot& slot, const float* lower, int
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int row = lane < 16 ? i : i + 8;
-    slot.inverse()[row * kSmallRow + column] = operand<split>(lane < 16 ? x[i] : x[i + 8]);
+    result[row * kSmallRow + column] = operand<split>(lane < 16 ? x[i] : x[i + 8]);
   }
   __syncwarp();
 }
@@ -240,7 +247,7 @@ __device__ __forceinline__ void make_chunk(const Slot& slot, int n, Team team) {
   scale_inputs<T, split>(slot, n, team);
   float* lower = slot.inverse();
   between_tokens<split>(slot, lower, team);
-  if (team.part == 0) invert<split>(slot, lower, team.lane);
+  if (team.part == 0) invert<split>(slot.inverse(), lower, team.lane);
   team.sync();
   apply_inverse<split>(slot, team);
 }

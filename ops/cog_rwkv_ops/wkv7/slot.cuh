@@ -19,11 +19,8 @@ struct Slot {
   static constexpr int kMatrix = kChunk * kRow, kSmall = kChunk * kSmallRow;
   static constexpr int kBeforeValues = 5 * kMatrix + 2 * static_cast<int>(kHead);
   static constexpr int kFloats = kBeforeValues + kMatrix + kSmall, kBytes = kFloats * 4;
-  // Floats from a row of v to the next, and of all that consumers read.
   template <class T>
-  static constexpr int kValueRow = sizeof(T) == 4 ? kRow : 36;
-  template <class T>
-  static constexpr int kKept = kBeforeValues + kChunk * kValueRow<T>;
+  static constexpr int kValueRow = sizeof(T) == 4 ? kRow : 36;  // floats from a row of v to the next
 
   float* base;
   __device__ float* matrix(int input) const { return base + (input < kV ? input : input - 1) * kMatrix; }  // not of v

@@ -10,23 +10,7 @@ namespace cog_rwkv {
 constexpr int kThreads = 256;       // four for each of the 64 values, with 16 keys each
 constexpr int kInputs = 6 * kHead;  // of one token and head: r, w, k, v, a, b
 
-// The keys that a thread holds: four at a time, at 16 * j + 4 * quarter.
-template <class S>
-__device__ __forceinline__ float4 load4(const S* p, bool aligned) {
-  const Vector<S, 4> x = aligned ? load_vector<S, 4>(p) : Vector<S, 4>{{p[0], p[1], p[2], p[3]}};
-  return make_float4(x.values[0], x.values[1], x.values[2], x.values[3]);
-}
-
-template <class S>
-__device__ __forceinline__ void store4(S* p, float4 x, bool aligned) {
-  const Vector<S, 4> rounded{{static_cast<S>(x.x), static_cast<S>(x.y), static_cast<S>(x.z), static_cast<S>(x.w)}};
-  if (aligned) {
-    store_vector<S, 4>(p, rounded);
-  } else {
-    for (int i = 0; i < 4; i++) p[i] = rounded.values[i];
-  }
-}
-
+// Of the keys that a thread holds, four at a time, at 16 * j + 4 * quarter.
 __device__ __forceinline__ float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 
 // s * decay + removed * b + value * k

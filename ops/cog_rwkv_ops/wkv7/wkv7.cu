@@ -2,8 +2,8 @@
 #include <tuple>
 
 #include "../csrc/aligned.cuh"
-#include "apart.cuh"
 #include "backward.cuh"
+#include "parts.cuh"
 #include "stepwise.cuh"
 
 namespace cog_rwkv {
@@ -15,12 +15,6 @@ struct Inputs {
 };
 
 constexpr int64_t kChunksFrom = 64;  // tokens of a sequence from which chunks are faster than steps
-
-// Where producers have multiprocessors of their own: from so many tokens of a sequence, up to so many bytes, and with
-// heads so few that most multiprocessors produce. Measured on an H200: 16 heads of 4,096 tokens take 155 us so, else
-// 197, but 512 tokens 36 and 30; 32 heads of 4,096 tokens 207 and 197; 64 heads of 1,024 tokens 121 and 74.
-constexpr int64_t kApartFrom = 1024, kApartBytes = int64_t{256} << 20;
-constexpr int kApartShares = 4, kApartCluster = 2;  // blocks of a head, which fetch in clusters
 
 int multiprocessors() { return device_attribute("wkv7", cudaDevAttrMultiProcessorCount); }
 
@@ -44,48 +38,45 @@ void launch_chunked(const Launch& launch, const Wkv7<T, void>& work, ScalarType 
                  state_type, shares, producers);
 }
 
-// Whether producers get multiprocessors of their own: where long sequences leave them half of all.
-template <class T>
-bool is_apart(const Wkv7<T, void>& work) {
-  if constexpr (sizeof(T) == 4) {
-    return false;
-  } else {
-    const int64_t longest = work.rows != nullptr ? work.tokens : work.each, heads = work.batch * work.heads;
-    const int64_t bytes = (work.tokens / kChunk + work.batch) * work.heads * Slot::kKept<T> * 4;
-    if (longest < kApartFrom || heads * 2 * kApartShares > multiprocessors() || bytes > kApartBytes) return false;
-    return !plain_gpu() && ready_to_chain("wkv7", reinterpret_cast<const void*>(wkv7_apart_kernel<T>), 0);
+// The most tokens that a part but the first may have, of a sequence of up to `longest` tokens.
+int64_t longest_part(const Parts& parts, int64_t longest) {
+  int64_t most = 0;
+  for (int count = 2; count <= parts.most; count++) {
+    const int64_t tokens = count == parts.most ? longest : std::min(longest, int64_t{count + 1} * kPartTokens);
+    most = std::max(most, Parts::begin(tokens, 2, count) - Parts::begin(tokens, 1, count) + kChunk);
   }
+  return most;
 }
 
+// By wgmma: a block a head, of a long sequence one a part.
 template <class T>
-void launch_apart(const Launch& launch, const Wkv7<T, void>& work, ScalarType state_type, const Tensor& y) {
-  constexpr int shares = kApartShares, cluster = kApartCluster;
-  const int heads = static_cast<int>(work.batch * work.heads);
-  const int places = static_cast<int>(work.tokens / kChunk + work.batch);
-  const int flags = places * static_cast<int>(work.heads);
-  const int64_t floats = int64_t{flags} * (Slot::kKept<T> + 1);
-  const Tensor room = empty_tensor(y, {floats * static_cast<int64_t>(4 / sizeof(T))});
-  float* const chunks = static_cast<float*>(room.mutable_data_ptr());
-  const int64_t longest = work.rows != nullptr ? work.tokens : work.each;
-  const Shelf shelf{.chunks = chunks,
-                    .flags = reinterpret_cast<uint32_t*>(chunks + int64_t{flags} * Slot::kKept<T>),
-                    .places = places,
-                    .producers = (multiprocessors() - heads * shares) / cluster * cluster,
-                    .longest = static_cast<int>((longest + kChunk - 1) / kChunk)};
-  launch_chained("wkv7", launch.stream, wkv7_clear_kernel, dim3(blocks(flags, kClearThreads)), dim3(kClearThreads), 0,
-                 shelf.flags, flags);
-  const int consumers = 4 / shares, exchanges = consumers * static_cast<int>(sizeof(Exchange));
-  const int slots = std::clamp(room_for_slots(consumers) / (Slot::kKept<T> * 4), 1, kMaxProducers);
-  const int pairs = std::clamp(room_for_slots(0) / Slot::kBytes, 1, kMaxProducers);
-  const int bytes = std::max(pairs * Slot::kBytes, slots * Slot::kKept<T> * 4 + exchanges);
-  const int threads = std::max(pairs, consumers + 1) * 2 * kWarp;
-  launch_chained_clusters("wkv7", launch.stream, cluster, wkv7_apart_kernel<T>, dim3(shelf.producers + heads * shares),
-                          dim3(threads), bytes, work, state_type, shelf, shares, pairs, slots);
+void launch_group(const Launch& launch, const Wkv7<T, void>& work, ScalarType state_type, const Tensor& y) {
+  const int64_t longest = work.rows != nullptr ? work.tokens : work.each, heads = work.batch * work.heads;
+  Parts parts{.passed = nullptr,
+              .ends = nullptr,
+              .most = static_cast<int>(std::clamp<int64_t>(multiprocessors() / work.heads, 1, kMostParts))};
+  parts.most = parts.of(longest);
+  const int64_t places = work.rows == nullptr ? work.batch : work.tokens / kPartTokens + 1;
+  const int64_t floats = places * work.heads * parts.most * 2 * kHead * kHead;
+  Tensor room;
+  if (parts.most > 1) {
+    room = empty_tensor(y, {2 * floats + work.tokens * work.heads * kHead});
+    parts.ends = static_cast<float*>(room.mutable_data_ptr());
+    parts.passed = reinterpret_cast<Half*>(parts.ends + floats);
+  }
+  const int units = static_cast<int>(heads * parts.most);
+  const int blocks = parts.most > 1 ? units : std::min(units, multiprocessors());
+  launch_chained("wkv7", launch.stream, wkv7_group_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(kGroupThreads),
+                 kGroupBytes, work, state_type, parts, units);
+  if (parts.most == 1) return;
+  const int64_t pieces = (longest_part(parts, longest) + kJoinTokens - 1) / kJoinTokens;
+  launch_chained("wkv7", launch.stream, wkv7_join_kernel<T>,
+                 dim3(static_cast<unsigned>(heads * (parts.most - 1) * pieces)), dim3(kJoinWarps * kWarp), 0, work,
+                 state_type, parts, static_cast<int>(pieces));
 }
 
 // The length of a sequence alone decides how it is computed, whatever its neighbours: so on the device, where the
-// lengths are, unless none can be long. One token each is how a batch decodes. Which blocks produce chunks, is_apart,
-// changes nothing in the result.
+// lengths are, unless none can be long. One token each is how a batch decodes.
 template <class T>
 bool any_chunks(const Wkv7<T, void>& work) {
   const bool packed = work.rows != nullptr;
@@ -101,8 +92,8 @@ void launch_wkv7(const Launch& launch, Wkv7<T, void> work, ScalarType state_type
     // One packed sequence has all tokens, or its ends make no sense: no need to ask who is shorter.
     work.alone = work.rows != nullptr && work.batch == 1;
     work.shortest = work.alone ? 0 : kChunksFrom, work.longest = INT64_MAX;
-    if (is_apart(work)) {
-      if constexpr (sizeof(T) == 2) launch_apart(launch, work, state_type, y);
+    if (sizeof(T) == 2 && has_wgmma("wkv7")) {
+      if constexpr (sizeof(T) == 2) launch_group(launch, work, state_type, y);
     } else {
       launch_chunked(launch, work, state_type);
     }

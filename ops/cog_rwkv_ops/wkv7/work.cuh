@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../csrc/chain.cuh"
+#include "../csrc/math.h"
 #include "../csrc/packed.cuh"
 #include "wkv7.h"
 
@@ -44,6 +45,23 @@ struct Wkv7 : Layout {
 __device__ inline Sequence sequence_of_block(const Layout& p, int64_t i) {
   if (p.rows == nullptr) return {i * p.each, (i + 1) * p.each, i, true};
   return sequence_at(p.rows, p.cu_seqlens, i, p.tokens, p.pool_rows);
+}
+
+// Four values of a state.
+template <class S>
+__device__ __forceinline__ float4 load4(const S* p, bool aligned) {
+  const Vector<S, 4> x = aligned ? load_vector<S, 4>(p) : Vector<S, 4>{{p[0], p[1], p[2], p[3]}};
+  return make_float4(x.values[0], x.values[1], x.values[2], x.values[3]);
+}
+
+template <class S>
+__device__ __forceinline__ void store4(S* p, float4 x, bool aligned) {
+  const Vector<S, 4> rounded{{static_cast<S>(x.x), static_cast<S>(x.y), static_cast<S>(x.z), static_cast<S>(x.w)}};
+  if (aligned) {
+    store_vector<S, 4>(p, rounded);
+  } else {
+    for (int i = 0; i < 4; i++) p[i] = rounded.values[i];
+  }
 }
 
 // By all threads of a block.

@@ -1,0 +1,132 @@
+// The kernel: a step of one token, as plan.h says. A warp copies weights, eight compute.
+#pragma once
+
+#include "../../csrc/fast_math.cuh"
+#include "head.cuh"
+#include "values.cuh"
+
+namespace cog_rwkv {
+
+// In dynamic shared memory; the vectors of a stage follow, W [2 or more, C].
+struct SingleMemory {
+  Ring ring;
+  HeadMemory head;
+  ValueMemory values;
+  float2 moments[kReadingWarps];
+  float stream[kMostRows];  // of the block's rows of the output projection
+};
+
+// The eight warps.
+template <class W, class S, int V>
+class Reader {
+ public:
+  __device__ __forceinline__ Reader(const Single& p, SingleMemory& memory)
+      : p_(p),
+        memory_(memory),
+        vectors_(reinterpret_cast<W*>(&memory + 1)),
+        token_(p),
+        ring_(memory.ring),
+        norm_(p, token_),
+        outputs_(share_of(p.rows[kOutputStage], blockIdx.x, gridDim.x)),
+        values_(p, memory.values, share_of(p.rows[kKeyStage], blockIdx.x, gridDim.x)) {}
+
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (uint32_t i = 0; i < places(p_); i++) {
+      const Place at = place_at(p_, i);
+      if (at.stage == kOutputStage) {
+        read_gated();
+      } else {
+        norm_.run(at, barrier_, memory_.moments, vectors_);
+      }
+      const W* vector = vectors_;
+      each_part(p_, at.stage, at.layer, blockIdx.x, gridDim.x, [&](uint32_t job, uint32_t row, const Part& part) __attribute__((always_inline)) {
+        const WarpVector<W, V> x(vector, p_.c);
+        vector += p_.c;
+        ring_.read(part, [&](const unsigned char* from, uint32_t first, uint32_t count) __attribute__((always_inline)) {
+          x.multiply(from, count, [&](uint32_t r, float sum) __attribute__((always_inline)) { finish(at, job, row + first + r, sum); });
+        });
+      });
+      if (at.stage == kHeadStage) return;
+      if (at.stage == kFirstStage) run_head(at.layer);
+      if (at.stage == kKeyStage) values_.add(p_.layers[at.layer].value_t, reinterpret_cast<float*>(vectors_));
+      barrier_.arrive();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void run_head(uint32_t layer) {
+    barrier_.arrive();
+    if (blockIdx.x < p_.c / kHead) {
+      HeadStage<W, S> head(p_, token_, layer);
+      barrier_.wait();
+      head.run(ring_, memory_.head, vectors_);
+    } else {
+      barrier_.wait();
+    }
+    norm_.write_shift();
+    norm_.clear_sums();
+  }
+
+  // What the output projection multiplies, and the residual stream of the block's rows, which was there before.
+  __device__ __forceinline__ void read_gated() {
+    if (threadIdx.x < outputs_.end - outputs_.begin) {
+      memory_.stream[threadIdx.x] = __ldcg(p_.stream + outputs_.begin + threadIdx.x);
+    }
+    barrier_.wait();
+    const auto* from = static_cast<const uint4*>(p_.gated);
+    for (uint32_t i = threadIdx.x; i < p_.c / 8; i += kReaders) {
+      reinterpret_cast<uint4*>(vectors_)[i] = __ldcg(from + i);
+    }
+    sync_readers();
+  }
+
+  // A row's product, by one lane.
+  __device__ __forceinline__ void finish(const Place& at, uint32_t job, uint32_t row, float sum) {
+    if (at.stage == kHeadStage) {
+      p_.logits[row] = sum;
+    } else if (at.stage == kOutputStage) {
+      p_.middle[row] = memory_.stream[row - outputs_.begin] + sum;
+    } else if (at.stage == kKeyStage) {
+      const uint32_t neuron = row - values_.first();
+      memory_.values.keys[neuron] = sum <= 0.0f ? 0.0f : sum * sum;  // NaN stays
+      if (!p_.values_ahead && !(sum <= 0.0f)) values_.fetch(p_.layers[at.layer].value_t, neuron);
+    } else if (job < 3) {
+      static_cast<W*>(p_.projected)[job * p_.c + row] = static_cast<W>(sum);
+    } else {
+      uint32_t before = 0;
+      for (uint32_t i = 3; i < job; i++) before += p_.ranks[i - 3];
+      if (job == 3 + kGateRank) sum = sigmoid_fast(sum);
+      if (job == 3 + kDecayRank) sum = 2.0f * sigmoid_fast(2.0f * sum) - 1.0f;  // tanh
+      static_cast<W*>(p_.hidden)[before + row] = static_cast<W>(sum);
+    }
+  }
+
+  const Single& p_;
+  SingleMemory& memory_;
+  W* const vectors_;
+  const TokenRow token_;
+  RingReader ring_;
+  GridBarrier barrier_;
+  RowNorm<W, V> norm_;
+  const Range outputs_;
+  const Values<W, V> values_;
+};
+
+// V: pieces of 256 channels, at most.
+template <class W, class S, int V>
+__global__ void __launch_bounds__(kReaders + 32, 1) single_kernel(const __grid_constant__ Single p) {
+#if COG_RWKV_WGMMA
+  extern __shared__ __align__(128) unsigned char bytes[];
+  auto& memory = *reinterpret_cast<SingleMemory*>(bytes);
+  if (threadIdx.x == 0) make_ring(memory.ring);
+  __syncthreads();
+  if (threadIdx.x < kReaders) {
+    Reader<W, S, V>(p, memory).run();
+  } else if (threadIdx.x == kReaders) {
+    Copier(p, memory.ring).run();
+  }
+#endif
+}
+
+}  // namespace cog_rwkv

@@ -1,0 +1,173 @@
+// The layer norm of the token's row, its shift and its mixes, by each block for itself: what the block's rows are
+// multiplied by.
+#pragma once
+
+#include "../rows.cuh"
+#include "grid.cuh"
+#include "plan.h"
+
+namespace cog_rwkv {
+
+constexpr float kFixedScale = 4294967296.0f;  // of Single::sums
+constexpr float kFixedMost = 1073741824.0f;   // what they hold for certain
+
+// Where the token's state is.
+struct TokenRow {
+  int64_t row;
+  bool ok;  // else it has none; -1 is padding, which must not harm, and all else gives NaN
+
+  __device__ __forceinline__ explicit TokenRow(const Single& p)
+      : row(*p.row), ok(static_cast<uint64_t>(row) < static_cast<uint64_t>(p.pool_rows)) {}
+  __device__ __forceinline__ float nothing() const { return row == -1 ? 0.0f : nanf(""); }
+};
+
+__device__ __forceinline__ float4 fresh4(const float* from) { return __ldcg(reinterpret_cast<const float4*>(from)); }
+
+// A thread has the channels 4 t to 4 t + 3 of each group of 1024.
+template <class W, int V>
+class RowNorm {
+  static constexpr int kGroups = V / 4;
+  using Fours = float4[kGroups];
+
+ public:
+  __device__ __forceinline__ RowNorm(const Single& p, const TokenRow& token) : p_(p), token_(token) {}
+
+  // Writes the vectors of a stage, [parts][C], to shared memory. `moments` has room for a pair a warp.
+  __device__ __forceinline__ void run(const Place& at, GridBarrier& barrier, float2* moments, W* vectors) {
+    const bool time = at.stage == kFirstStage, head = at.stage == kHeadStage, begins = time && at.layer == 0;
+    const SingleLayer& layer = p_.layers[head ? 0 : at.layer];
+    const float* weight = head ? p_.norm_weight : layer.norm_weight[time ? 0 : 1];
+    const float* bias = head ? p_.norm_bias : layer.norm_bias[time ? 0 : 1];
+    float* const shift = p_.shift + ((2 * int64_t{at.layer} + (time ? 0 : 1)) * p_.pool_rows + token_.row) * p_.c;
+    const bool shifts = token_.ok && !head;
+    const uint32_t mixes = mixes_of(at);
+    Fours x = {}, scale = {}, offset = {}, before = {}, mix[2] = {};  // so that nothing lives from stage to stage
+    const float* row = begins ? p_.x : p_.middle;
+    each([&](int g, uint32_t c) {
+      scale[g] = fresh4(weight + c), offset[g] = fresh4(bias + c);
+      if (shifts) before[g] = fresh4(shift + c);
+      if (!head) mix[0][g] = mix_at(layer, time, mixes, 0, c);
+      if (time) mix[1][g] = mix_at(layer, time, mixes, 1, c);
+      if (at.stage != kKeyStage) x[g] = fresh4(row + c);
+    });
+    if (!begins) barrier.wait();
+    write_shift();
+    if (at.stage == kKeyStage) {
+      each([&](int g, uint32_t c) { x[g] = fresh4(row + c); });
+    } else if (!begins) {
+      add_values(x);
+    }
+    const RowScale row_scale = scale_of(x, moments);
+    each([&](int g, uint32_t c) {
+      float4 y = each4(x[g], scale[g], [&](float v, float f) { return (v - row_scale.mean) * row_scale.scale * f; }) +
+                 offset[g];
+      if (!shifts) {
+        const float none = token_.nothing();
+        before[g] = make_float4(none, none, none, none);
+        if (!token_.ok && token_.row == -1) y = before[g];
+      }
+      if (head) return put(vectors + c, y);
+      const float4 back = each4(before[g], y, [](float b, float n) { return b - n; });
+      for (uint32_t i = 0; i < mixes >> 28; i++) {
+        const float4 f = i == 0 ? mix[0][g] : i == 1 ? mix[1][g] : mix_at(layer, time, mixes, i, c);
+        put(vectors + i * p_.c + c, y + each4(back, f, [](float d, float m) { return d * m; }));
+      }
+      if (c / p_.slice != blockIdx.x) return;
+      if (time) *reinterpret_cast<float4*>(p_.stream + c) = x[g];
+      if (shifts) kept_ = y, kept_to_ = shift + c;
+    });
+    sync_readers();
+  }
+
+  // After the barrier that follows: the shift state, which others may have read until then.
+  __device__ __forceinline__ void write_shift() {
+    if (kept_to_ != nullptr) *reinterpret_cast<float4*>(kept_to_) = kept_;
+    kept_to_ = nullptr;
+  }
+
+  // After that of the first stage: sums of values begin anew.
+  __device__ __forceinline__ void clear_sums() const {
+    each([&](int, uint32_t c) {
+      if (c / p_.slice != blockIdx.x) return;
+#pragma unroll
+      for (int i = 0; i < 4; i++) p_.sums[c + i] = 0;
+    });
+    if (blockIdx.x == 0 && threadIdx.x == 0) *p_.bad = 0;
+  }
+
+ private:
+  template <class F>
+  __device__ __forceinline__ void each(F f) const {
+#pragma unroll
+    for (int g = 0; g < kGroups; g++) {
+      const uint32_t c = g * 1024 + threadIdx.x * 4;
+      if (c < p_.c) f(g, c);
+    }
+  }
+
+  // The mixes of this block's parts, four bits each, and in the highest how many there are: at most seven.
+  __device__ __forceinline__ uint32_t mixes_of(const Place& at) const {
+    uint32_t list = 0, count = 0;
+    each_part(p_, at.stage, at.layer, blockIdx.x, gridDim.x, [&](uint32_t job, uint32_t, const Part&) {
+      list |= (at.stage == kFirstStage ? mix_of_job(job) : 0) << 4 * count++;
+    });
+    return list | count << 28;
+  }
+  __device__ __forceinline__ float4 mix_at(const SingleLayer& layer, bool time, uint32_t mixes, uint32_t i,
+                                           uint32_t c) const {
+    return fresh4(layer.mix[time ? 0 : 1] + (mixes >> 4 * i & 15 & (i < mixes >> 28 ? 15 : 0)) * p_.c + c);
+  }
+
+  __device__ __forceinline__ void put(W* to, float4 v) const {
+    store_vector<W, 4>(to, {{static_cast<W>(v.x), static_cast<W>(v.y), static_cast<W>(v.z), static_cast<W>(v.w)}});
+  }
+
+  // The values of the layer before.
+  __device__ __forceinline__ void add_values(Fours& x) const {
+    const bool bad = __ldcg(reinterpret_cast<const unsigned long long*>(p_.bad)) != 0;
+    each([&](int g, uint32_t c) {
+      const auto* sums = reinterpret_cast<const longlong2*>(p_.sums + c);
+      const longlong2 low = __ldcg(sums), high = __ldcg(sums + 1);
+      const auto real = [&](long long sum) { return bad ? nanf("") : static_cast<float>(sum) * (1.0f / kFixedScale); };
+      x[g] = x[g] + make_float4(real(low.x), real(low.y), real(high.x), real(high.y));
+    });
+  }
+
+  // By the mean of each warp's channels and the squares around that.
+  __device__ __forceinline__ RowScale scale_of(const Fours& x, float2* moments) const {
+    float sum = 0.0f, squares = 0.0f;
+    each([&](int g, uint32_t) { sum += (x[g].x + x[g].y) + (x[g].z + x[g].w); });
+    const uint32_t warp = threadIdx.x / 32;
+    const float mean = reduce_lanes(sum, Add{}) / fmaxf(channels_of(warp), 1.0f);
+    each([&](int g, uint32_t) {
+      const float4 d = make_float4(x[g].x - mean, x[g].y - mean, x[g].z - mean, x[g].w - mean);
+      squares += (d.x * d.x + d.y * d.y) + (d.z * d.z + d.w * d.w);
+    });
+    squares = reduce_lanes(squares, Add{});
+    if (threadIdx.x % 32 == 0) moments[warp] = make_float2(mean, squares);
+    sync_readers();
+    const float inverse = 1.0f / static_cast<float>(p_.c);
+    float whole = 0.0f, all = 0.0f;
+#pragma unroll
+    for (uint32_t w = 0; w < kReaders / 32; w++) whole += moments[w].x * channels_of(w);
+    whole *= inverse;
+#pragma unroll
+    for (uint32_t w = 0; w < kReaders / 32; w++) {
+      const float off = moments[w].x - whole;
+      all += moments[w].y + channels_of(w) * off * off;
+    }
+    return {whole, rsqrtf(all * inverse + 1e-5f)};
+  }
+
+  // How many channels a warp's threads have: C is a multiple of 256.
+  __device__ __forceinline__ float channels_of(uint32_t warp) const {
+    return static_cast<float>((p_.c / 128 + 7 - warp) / 8 * 128);
+  }
+
+  const Single& p_;
+  const TokenRow token_;
+  float4 kept_{};
+  float* kept_to_ = nullptr;
+};
+
+}  // namespace cog_rwkv

@@ -3,7 +3,8 @@
 
 namespace cog_rwkv {
 
-void launch_single_bfloat16(const char* op, cudaStream_t stream, ScalarType state, const Single& p, const SingleCut& cut) {
+void launch_single_bfloat16(const char* op, cudaStream_t stream, ScalarType state, const Single& p,
+                            const SingleCut& cut) {
   launch_single<BFloat16>(op, stream, state, p, cut);
 }
 

@@ -6,8 +6,8 @@
 
 namespace cog_rwkv {
 
-// Goes on for ever. Between barriers it is a multiple of the blocks of the grid, so that the first one of a kernel finds
-// out where it is, and nothing has to be set back. Two grids that fill the device do not run at once.
+// Goes on for ever. Between barriers it is a multiple of the blocks of the grid, so that the first one of a kernel
+// finds out where it is, and nothing has to be set back. Two grids that fill the device do not run at once.
 static __device__ uint64_t grid_counter;
 
 // By the readers of each block.

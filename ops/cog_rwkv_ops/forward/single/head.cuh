@@ -25,8 +25,8 @@ class HeadStage {
     step_.v_first = static_cast<W*>(p.first);
     step_.w0 = l.w0, step_.a0 = l.a0, step_.v0 = l.v0, step_.k_k = l.k_k, step_.k_a = l.k_a, step_.r_k = l.r_k;
     step_.weight = l.group_weight, step_.bias = l.group_bias;
-    state_ = static_cast<S*>(p.wkv) + ((int64_t{layer} * p.pool_rows + token.row) * (p.c / kHead) + blockIdx.x) *
-                                          (kHead * kHead) +
+    state_ = static_cast<S*>(p.wkv) +
+             ((int64_t{layer} * p.pool_rows + token.row) * (p.c / kHead) + blockIdx.x) * (kHead * kHead) +
              StatePieces<S>::offset();
     if (token.ok) pieces_.load(state_);
     if (first_warp()) weights_.load(step_, channel_);

@@ -40,13 +40,17 @@ class Reader {
         norm_.run(at, barrier_, memory_.moments, vectors_);
       }
       const W* vector = vectors_;
-      each_part(p_, at.stage, at.layer, blockIdx.x, gridDim.x, [&](uint32_t job, uint32_t row, const Part& part) __attribute__((always_inline)) {
-        const WarpVector<W, V> x(vector, p_.c);
-        vector += p_.c;
-        ring_.read(part, [&](const unsigned char* from, uint32_t first, uint32_t count) __attribute__((always_inline)) {
-          x.multiply(from, count, [&](uint32_t r, float sum) __attribute__((always_inline)) { finish(at, job, row + first + r, sum); });
-        });
-      });
+      each_part(p_, at.stage, at.layer, blockIdx.x, gridDim.x,
+                [&](uint32_t job, uint32_t row, const Part& part) __attribute__((always_inline)) {
+                  const WarpVector<W, V> x(vector, p_.c);
+                  vector += p_.c;
+                  ring_.read(part, [&](const unsigned char* from, uint32_t first,
+                                       uint32_t count) __attribute__((always_inline)) {
+                    x.multiply(from, count, [&](uint32_t r, float sum) __attribute__((always_inline)) {
+                      finish(at, job, row + first + r, sum);
+                    });
+                  });
+                });
       if (at.stage == kHeadStage) return;
       if (at.stage == kFirstStage) run_head(at.layer);
       if (at.stage == kKeyStage) values_.add(p_.layers[at.layer].value_t, reinterpret_cast<float*>(vectors_));

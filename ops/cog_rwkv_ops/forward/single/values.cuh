@@ -8,8 +8,8 @@
 namespace cog_rwkv {
 
 struct ValueMemory {
-  float keys[kMostRows];  // of the block's neurons
-  float list[kMostRows];  // those that are not zero, in their order,
+  float keys[kMostRows];    // of the block's neurons
+  float list[kMostRows];    // those that are not zero, in their order,
   uint32_t row[kMostRows];  // and their numbers in the block
   uint32_t count;
 };
@@ -74,7 +74,8 @@ class Values {
     for (uint32_t first = 0; first < all; first += 32) {
       const uint32_t i = first + lane;
       const float key = i < all ? memory_.keys[i] : 0.0f;
-      const uint32_t active = __ballot_sync(kAllLanes, key != 0.0f), place = count + __popc(active & ((1u << lane) - 1));
+      const uint32_t active = __ballot_sync(kAllLanes, key != 0.0f),
+                     place = count + __popc(active & ((1u << lane) - 1));
       if (key != 0.0f) memory_.list[place] = key, memory_.row[place] = i;
       count += __popc(active);
     }

@@ -9,7 +9,6 @@ namespace cog_rwkv {
 namespace {
 
 constexpr int64_t kMostChannels = 4096;
-constexpr int64_t kFixedBytes = 210 * 1024;  // of shared memory, in any case
 
 // For tests and measurements: COG_RWKV_SINGLE=0 takes the kernels of several tokens.
 bool wanted() {
@@ -61,7 +60,7 @@ uint32_t most_parts(const Single& p, unsigned blocks) {
   for (uint32_t layer = 0; layer < std::min(p.layer_count, 2u); layer++) {
     for (unsigned block = 0; block < blocks; block++) {
       uint32_t parts = 0;
-      each_part(p, kFirstStage, layer, block, blocks, [&](uint32_t, uint32_t, const Part&) { parts++; });
+      each_part(p, kFirstStage, layer, block, blocks, [&](const StagePart&) { parts++; });
       most = std::max(most, parts);
     }
   }
@@ -99,7 +98,7 @@ Tensor set_room(Single& p, const Tensor& like) {
   p.stream = mutable_data<float>(room), p.middle = p.stream + c;
   p.sums = reinterpret_cast<uint64_t*>(p.middle + c), p.bad = p.sums + c;
   auto* half = reinterpret_cast<uint16_t*>(p.bad + 2);
-  p.projected = half, p.first = half + 3 * c, p.gated = half + 4 * c, p.hidden = half + 5 * c;
+  p.first = half, p.gated = half + c, p.projected = half + 2 * c;
   return room;
 }
 
@@ -116,7 +115,7 @@ bool single_possible(const char* op, const ModelWeights& model, int64_t c) {
   set_sizes(p, model, c, blocks);
   const int64_t room = device_attribute(op, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   return c / 64 <= blocks && p.all_ranks <= 2 * c && std::max(p.c, p.ffn) / blocks + 1 <= kMostRows &&
-         kFixedBytes + static_cast<int64_t>(vector_bytes(p, blocks)) <= room;
+         static_cast<int64_t>(kFixedBytes + vector_bytes(p, blocks)) <= room;
 }
 
 void single_step(const char* op, cudaStream_t stream, const ModelWeights& model, const SingleStep& step) {

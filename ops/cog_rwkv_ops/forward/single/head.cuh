@@ -12,14 +12,15 @@ struct HeadMemory {
   alignas(16) float in[6][kHead];  // as work.cuh numbers them
   float y[kHead];
   alignas(16) uint16_t made[kRankJobs][kHead];  // W: second halves
+  StagePart second[kSecondJobs];
 };
 
 template <class W, class S>
 class HeadStage {
  public:
   // Reads ahead what does not depend on the first stage.
-  __device__ __forceinline__ HeadStage(const Single& p, const TokenRow& token, uint32_t layer)
-      : p_(p), token_(token), layer_(layer), channel_(blockIdx.x * kHead + threadIdx.x % 32 * 2) {
+  __device__ __forceinline__ HeadStage(const Single& p, const TokenRow& token, uint32_t layer, HeadMemory& memory)
+      : p_(p), token_(token), memory_(memory), layer_(layer), channel_(blockIdx.x * kHead + threadIdx.x % 32 * 2) {
     const SingleLayer& l = p.layers[layer];
     step_.v_mix = layer == 0 ? nullptr : static_cast<const W*>(p.first);  // only whether it is null matters
     step_.v_first = static_cast<W*>(p.first);
@@ -30,12 +31,16 @@ class HeadStage {
              StatePieces<S>::offset();
     if (token.ok) pieces_.load(state_);
     if (first_warp()) weights_.load(step_, channel_);
+    if (threadIdx.x < second_jobs(layer)) {
+      const Part part = second_part(p, layer, threadIdx.x, blockIdx.x);
+      memory.second[threadIdx.x] = {part, part.copies(), threadIdx.x, 0};
+    }
   }
 
   // Once the first stage is there. `hidden`: room for the first halves.
-  __device__ __forceinline__ void run(RingReader& ring, HeadMemory& memory, W* hidden) {
+  __device__ __forceinline__ void run(RingReader& ring, W* hidden) {
     const uint32_t all = p_.all_ranks - (layer_ == 0 ? p_.ranks[kMixRank] : 0);
-    const auto* from = static_cast<const uint4*>(p_.hidden);
+    const auto* from = reinterpret_cast<const uint4*>(static_cast<const W*>(p_.projected) + 3 * p_.c);
     for (uint32_t i = threadIdx.x; i < all / 8; i += kReaders) reinterpret_cast<uint4*>(hidden)[i] = __ldcg(from + i);
     HeadInputs<W> inputs{};
     if (first_warp()) {
@@ -46,11 +51,11 @@ class HeadStage {
       if (layer_ != 0) inputs.v_first = bits(p_.first, 0);
     }
     sync_readers();
-    W* const made = reinterpret_cast<W*>(memory.made);
+    W* const made = reinterpret_cast<W*>(memory_.made);
     const W* at = hidden;
 #pragma unroll 1
     for (uint32_t job = 0; job < second_jobs(layer_); job++) {
-      multiply(ring, second_part(p_, layer_, job, blockIdx.x), at, made + job * kHead);
+      multiply(ring, memory_.second[job], at, made + job * kHead);
       at += p_.ranks[job];
     }
     sync_readers();
@@ -59,40 +64,42 @@ class HeadStage {
       const Ranks<W> ranks{made, 1};
       inputs.w = ranks.bits(kDecayRank, 0), inputs.a = ranks.bits(kRateRank, 0), inputs.g = ranks.bits(kGateRank, 0);
       if (layer_ != 0) inputs.v_mix = ranks.bits(kMixRank, 0);
-      end = prepare_head(step_, weights_, inputs, memory.in, channel_);
+      end = prepare_head(step_, weights_, inputs, memory_.in, channel_);
     }
     sync_readers();
-    recur(memory);
+    recur(memory_);
     sync_readers();
-    if (first_warp()) finish_head(weights_, end, memory.y, 64e-5f, static_cast<W*>(p_.gated) + channel_);
+    if (first_warp()) finish_head(weights_, end, memory_.y, 64e-5f, static_cast<W*>(p_.gated) + channel_);
   }
 
  private:
   static __device__ __forceinline__ bool first_warp() { return threadIdx.x < 32; }
 
   // Four lanes a row. A rank is a multiple of 32.
-  __device__ __forceinline__ void multiply(RingReader& ring, const Part& part, const W* hidden, W* made) const {
+  __device__ __forceinline__ void multiply(RingReader& ring, const StagePart& second, const W* hidden, W* made) const {
+    const Part part = second.part;
     const uint32_t lane = threadIdx.x % 32, pieces = part.row_bytes / 16;
     const auto* right = reinterpret_cast<const Words*>(hidden);
-    ring.read(part, [&](const unsigned char* rows, uint32_t first, uint32_t count) __attribute__((always_inline)) {
+    ring.read(part, second.copies,
+              [&](const unsigned char* rows, uint32_t first, uint32_t count) __attribute__((always_inline)) {
 #pragma unroll 1
-      for (uint32_t r = 0; r < count; r += 8) {
-        const uint32_t row = r + lane / 4;
-        const auto* left = reinterpret_cast<const Words*>(rows + min(row, count - 1) * part.row_bytes);
-        float sum = 0.0f;
+                for (uint32_t r = 0; r < count; r += 8) {
+                  const uint32_t row = r + lane / 4;
+                  const auto* left = reinterpret_cast<const Words*>(rows + min(row, count - 1) * part.row_bytes);
+                  float sum = 0.0f;
 #pragma unroll 2
-        for (uint32_t i = lane % 4; i < pieces; i += 4) {
-          const Words a = left[i], b = right[i];
+                  for (uint32_t i = lane % 4; i < pieces; i += 4) {
+                    const Words a = left[i], b = right[i];
 #pragma unroll
-          for (int j = 0; j < 4; j++) {
-            const float2 x = pair_in<W>(a.at[j]), y = pair_in<W>(b.at[j]);
-            sum = fmaf(x.x, y.x, sum), sum = fmaf(x.y, y.y, sum);
-          }
-        }
-        sum = reduce_lanes<4>(sum, Add{});
-        if (lane % 4 == 0 && row < count) made[first + row] = static_cast<W>(sum);
-      }
-    });
+                    for (int j = 0; j < 4; j++) {
+                      const float2 x = pair_in<W>(a.at[j]), y = pair_in<W>(b.at[j]);
+                      sum = fmaf(x.x, y.x, sum), sum = fmaf(x.y, y.y, sum);
+                    }
+                  }
+                  sum = reduce_lanes<4>(sum, Add{});
+                  if (lane % 4 == 0 && row < count) made[first + row] = static_cast<W>(sum);
+                }
+              });
   }
 
   // step_states of heads.cuh, for one token.
@@ -128,6 +135,7 @@ class HeadStage {
 
   const Single& p_;
   const TokenRow token_;
+  HeadMemory& memory_;
   uint32_t layer_, channel_;
   HeadStep<W, S> step_{};
   S* state_;

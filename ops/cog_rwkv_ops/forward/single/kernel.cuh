@@ -7,12 +7,13 @@
 
 namespace cog_rwkv {
 
-// In dynamic shared memory; the vectors of a stage follow, W [2 or more, C].
+// In dynamic shared memory, kFixedBytes at most; the vectors of a stage follow, W [2 or more, C].
 struct SingleMemory {
   Ring ring;
   HeadMemory head;
   ValueMemory values;
-  float2 moments[kReadingWarps];
+  alignas(16) float4 moments[kReadingWarps];
+  StageParts parts;
   float stream[kMostRows];  // of the block's rows of the output projection
 };
 
@@ -35,22 +36,12 @@ class Reader {
     for (uint32_t i = 0; i < places(p_); i++) {
       const Place at = place_at(p_, i);
       if (at.stage == kOutputStage) {
-        read_gated();
+        read_gated(at);
       } else {
-        norm_.run(at, barrier_, memory_.moments, vectors_);
+        norm_.run(at, barrier_, memory_.parts, memory_.moments, vectors_);
       }
-      const W* vector = vectors_;
-      each_part(p_, at.stage, at.layer, blockIdx.x, gridDim.x,
-                [&](uint32_t job, uint32_t row, const Part& part) __attribute__((always_inline)) {
-                  const WarpVector<W, V> x(vector, p_.c);
-                  vector += p_.c;
-                  ring_.read(part, [&](const unsigned char* from, uint32_t first,
-                                       uint32_t count) __attribute__((always_inline)) {
-                    x.multiply(from, count, [&](uint32_t r, float sum) __attribute__((always_inline)) {
-                      finish(at, job, row + first + r, sum);
-                    });
-                  });
-                });
+#pragma unroll 1
+      for (uint32_t part = 0; part < memory_.parts.count; part++) multiply(at, part);
       if (at.stage == kHeadStage) return;
       if (at.stage == kFirstStage) run_head(at.layer);
       if (at.stage == kKeyStage) values_.add(p_.layers[at.layer].value_t, reinterpret_cast<float*>(vectors_));
@@ -59,21 +50,37 @@ class Reader {
   }
 
  private:
+  __device__ __forceinline__ void multiply(const Place& at, uint32_t number) {
+    const WarpVector<W, V> x(vectors_ + number * p_.c, p_.c);
+    const StagePart part = memory_.parts.list[number];
+    ring_.read(part.part, part.copies,
+               [&](const unsigned char* from, uint32_t first, uint32_t count) __attribute__((always_inline)) {
+                 x.multiply(from, count, [&](uint32_t r, float sum) __attribute__((always_inline)) {
+                   finish(at.stage, at.layer, part.job, part.row + first + r, sum);
+                 });
+               });
+  }
+
   __device__ __forceinline__ void run_head(uint32_t layer) {
     barrier_.arrive();
     if (blockIdx.x < p_.c / kHead) {
-      HeadStage<W, S> head(p_, token_, layer);
-      barrier_.wait();
-      head.run(ring_, memory_.head, vectors_);
+      HeadStage<W, S> head(p_, token_, layer, memory_.head);
+      end_first();
+      head.run(ring_, vectors_);
     } else {
-      barrier_.wait();
+      end_first();
     }
+  }
+
+  __device__ __forceinline__ void end_first() {
+    barrier_.wait();
     norm_.write_shift();
     norm_.clear_sums();
   }
 
   // What the output projection multiplies, and the residual stream of the block's rows, which was there before.
-  __device__ __forceinline__ void read_gated() {
+  __device__ __forceinline__ void read_gated(const Place& at) {
+    list_parts(p_, at, memory_.parts);
     if (threadIdx.x < outputs_.end - outputs_.begin) {
       memory_.stream[threadIdx.x] = __ldcg(p_.stream + outputs_.begin + threadIdx.x);
     }
@@ -86,23 +93,19 @@ class Reader {
   }
 
   // A row's product, by one lane.
-  __device__ __forceinline__ void finish(const Place& at, uint32_t job, uint32_t row, float sum) {
-    if (at.stage == kHeadStage) {
+  __device__ __forceinline__ void finish(uint32_t stage, uint32_t layer, uint32_t job, uint32_t row, float sum) {
+    if (stage == kHeadStage) {
       p_.logits[row] = sum;
-    } else if (at.stage == kOutputStage) {
+    } else if (stage == kOutputStage) {
       p_.middle[row] = memory_.stream[row - outputs_.begin] + sum;
-    } else if (at.stage == kKeyStage) {
+    } else if (stage == kKeyStage) {
       const uint32_t neuron = row - values_.first();
       memory_.values.keys[neuron] = sum <= 0.0f ? 0.0f : sum * sum;  // NaN stays
-      if (!p_.values_ahead && !(sum <= 0.0f)) values_.fetch(p_.layers[at.layer].value_t, neuron);
-    } else if (job < 3) {
-      static_cast<W*>(p_.projected)[job * p_.c + row] = static_cast<W>(sum);
+      if (!p_.values_ahead && !(sum <= 0.0f)) values_.fetch(p_.layers[layer].value_t, neuron);
     } else {
-      uint32_t before = 0;
-      for (uint32_t i = 3; i < job; i++) before += p_.ranks[i - 3];
       if (job == 3 + kGateRank) sum = sigmoid_fast(sum);
       if (job == 3 + kDecayRank) sum = 2.0f * sigmoid_fast(2.0f * sum) - 1.0f;  // tanh
-      static_cast<W*>(p_.hidden)[before + row] = static_cast<W>(sum);
+      static_cast<W*>(p_.projected)[row] = static_cast<W>(sum);
     }
   }
 

@@ -9,6 +9,7 @@ namespace cog_rwkv {
 
 template <class W, class S, int V>
 void launch_single_kernel(const char* op, cudaStream_t stream, const Single& p, const SingleCut& cut) {
+  static_assert(sizeof(SingleMemory) <= kFixedBytes);
   const auto kernel = single_kernel<W, S, V>;
   const size_t bytes = sizeof(SingleMemory) + cut.vector_bytes;
   ready_to_chain(op, reinterpret_cast<const void*>(kernel), bytes);

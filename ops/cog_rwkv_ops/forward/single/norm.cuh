@@ -23,6 +23,25 @@ struct TokenRow {
 
 __device__ __forceinline__ float4 fresh4(const float* from) { return __ldcg(reinterpret_cast<const float4*>(from)); }
 
+// What a block's warps read of a stage: made before its barrier, as it takes a while.
+struct StageParts {
+  StagePart list[kFirstJobs];
+  uint32_t count;
+};
+
+// By all readers, while nobody reads `parts`. Returns the mixes of the parts, four bits each, and in the highest how
+// many parts there are: at most seven.
+__device__ __forceinline__ uint32_t list_parts(const Single& p, const Place& at, StageParts& parts) {
+  uint32_t mixes = 0, count = 0;
+  each_part(p, at.stage, at.layer, blockIdx.x, gridDim.x, [&](const StagePart& part) {
+    mixes |= (at.stage == kFirstStage ? mix_of_job(part.job) : 0) << 4 * count;
+    if (threadIdx.x == 0) parts.list[count] = part;
+    count++;
+  });
+  if (threadIdx.x == 0) parts.count = count;
+  return mixes | count << 28;
+}
+
 // A thread has the channels 4 t to 4 t + 3 of each group of 1024.
 template <class W, int V>
 class RowNorm {
@@ -32,15 +51,16 @@ class RowNorm {
  public:
   __device__ __forceinline__ RowNorm(const Single& p, const TokenRow& token) : p_(p), token_(token) {}
 
-  // Writes the vectors of a stage, [parts][C], to shared memory. `moments` has room for a pair a warp.
-  __device__ __forceinline__ void run(const Place& at, GridBarrier& barrier, float2* moments, W* vectors) {
+  // Writes the vectors of a stage, [parts][C], to shared memory. `moments` has room for one of each warp.
+  __device__ __forceinline__ void run(const Place& at, GridBarrier& barrier, StageParts& parts, float4* moments,
+                                      W* vectors) {
     const bool time = at.stage == kFirstStage, head = at.stage == kHeadStage, begins = time && at.layer == 0;
     const SingleLayer& layer = p_.layers[head ? 0 : at.layer];
     const float* weight = head ? p_.norm_weight : layer.norm_weight[time ? 0 : 1];
     const float* bias = head ? p_.norm_bias : layer.norm_bias[time ? 0 : 1];
     float* const shift = p_.shift + ((2 * int64_t{at.layer} + (time ? 0 : 1)) * p_.pool_rows + token_.row) * p_.c;
     const bool shifts = token_.ok && !head;
-    const uint32_t mixes = mixes_of(at);
+    const uint32_t mixes = list_parts(p_, at, parts);
     Fours x = {}, scale = {}, offset = {}, before = {}, mix[2] = {};  // so that nothing lives from stage to stage
     const float* row = begins ? p_.x : p_.middle;
     each([&](int g, uint32_t c) {
@@ -72,7 +92,7 @@ class RowNorm {
         const float4 f = i == 0 ? mix[0][g] : i == 1 ? mix[1][g] : mix_at(layer, time, mixes, i, c);
         put(vectors + i * p_.c + c, y + each4(back, f, [](float d, float m) { return d * m; }));
       }
-      if (c / p_.slice != blockIdx.x) return;
+      if (!in_slice(c)) return;
       if (time) *reinterpret_cast<float4*>(p_.stream + c) = x[g];
       if (shifts) kept_ = y, kept_to_ = shift + c;
     });
@@ -88,7 +108,7 @@ class RowNorm {
   // After that of the first stage: sums of values begin anew.
   __device__ __forceinline__ void clear_sums() const {
     each([&](int, uint32_t c) {
-      if (c / p_.slice != blockIdx.x) return;
+      if (!in_slice(c)) return;
 #pragma unroll
       for (int i = 0; i < 4; i++) p_.sums[c + i] = 0;
     });
@@ -105,14 +125,9 @@ class RowNorm {
     }
   }
 
-  // The mixes of this block's parts, four bits each, and in the highest how many there are: at most seven.
-  __device__ __forceinline__ uint32_t mixes_of(const Place& at) const {
-    uint32_t list = 0, count = 0;
-    each_part(p_, at.stage, at.layer, blockIdx.x, gridDim.x, [&](uint32_t job, uint32_t, const Part&) {
-      list |= (at.stage == kFirstStage ? mix_of_job(job) : 0) << 4 * count++;
-    });
-    return list | count << 28;
-  }
+  // Whether this block writes channel c of what all blocks know.
+  __device__ __forceinline__ bool in_slice(uint32_t c) const { return c - blockIdx.x * p_.slice < p_.slice; }
+
   __device__ __forceinline__ float4 mix_at(const SingleLayer& layer, bool time, uint32_t mixes, uint32_t i,
                                            uint32_t c) const {
     return fresh4(layer.mix[time ? 0 : 1] + (mixes >> 4 * i & 15 & (i < mixes >> 28 ? 15 : 0)) * p_.c + c);
@@ -133,35 +148,29 @@ class RowNorm {
     });
   }
 
-  // By the mean of each warp's channels and the squares around that.
-  __device__ __forceinline__ RowScale scale_of(const Fours& x, float2* moments) const {
+  // By the mean of each warp's channels, the squares around that, and how many channels there are.
+  __device__ __forceinline__ RowScale scale_of(const Fours& x, float4* moments) const {
     float sum = 0.0f, squares = 0.0f;
     each([&](int g, uint32_t) { sum += (x[g].x + x[g].y) + (x[g].z + x[g].w); });
     const uint32_t warp = threadIdx.x / 32;
-    const float mean = reduce_lanes(sum, Add{}) / fmaxf(channels_of(warp), 1.0f);
+    const auto channels = static_cast<float>((p_.c / 128 + 7 - warp) / 8 * 128);  // C is a multiple of 256
+    const float mean = reduce_lanes(sum, Add{}) / fmaxf(channels, 1.0f);
     each([&](int g, uint32_t) {
       const float4 d = make_float4(x[g].x - mean, x[g].y - mean, x[g].z - mean, x[g].w - mean);
       squares += (d.x * d.x + d.y * d.y) + (d.z * d.z + d.w * d.w);
     });
     squares = reduce_lanes(squares, Add{});
-    if (threadIdx.x % 32 == 0) moments[warp] = make_float2(mean, squares);
+    if (threadIdx.x % 32 == 0) moments[warp] = make_float4(mean, squares, channels, 0.0f);
     sync_readers();
     const float inverse = 1.0f / static_cast<float>(p_.c);
+    float4 of[kReaders / 32];
     float whole = 0.0f, all = 0.0f;
 #pragma unroll
-    for (uint32_t w = 0; w < kReaders / 32; w++) whole += moments[w].x * channels_of(w);
+    for (uint32_t w = 0; w < kReaders / 32; w++) of[w] = moments[w], whole += of[w].x * of[w].z;
     whole *= inverse;
 #pragma unroll
-    for (uint32_t w = 0; w < kReaders / 32; w++) {
-      const float off = moments[w].x - whole;
-      all += moments[w].y + channels_of(w) * off * off;
-    }
+    for (uint32_t w = 0; w < kReaders / 32; w++) all += of[w].y + of[w].z * (of[w].x - whole) * (of[w].x - whole);
     return {whole, rsqrtf(all * inverse + 1e-5f)};
-  }
-
-  // How many channels a warp's threads have: C is a multiple of 256.
-  __device__ __forceinline__ float channels_of(uint32_t warp) const {
-    return static_cast<float>((p_.c / 128 + 7 - warp) / 8 * 128);
   }
 
   const Single& p_;

@@ -42,9 +42,9 @@ struct Single {
   const int64_t* row;
   float* logits;
   // Between stages. W is the weights' dtype.
-  float *stream, *middle;                    // [C]: the residual stream before a layer, and before its channel mix
-  uint64_t *sums, *bad;                      // [C], [1]: what values add up to; not 0 where that is no number
-  void *projected, *hidden, *first, *gated;  // W: r, k, v [3, C]; [ranks]; [C]; [C]
+  float *stream, *middle;           // [C]: the residual stream before a layer, and before its channel mix
+  uint64_t *sums, *bad;             // [C], [1]: what values add up to; not 0 where that is no number
+  void *projected, *first, *gated;  // W: r, k, v, first halves [3 C + ranks]; v of the first layer; [C]
   int64_t pool_rows;
   uint32_t layer_count, c, ffn, ranks[kSecondJobs], all_ranks;
   uint32_t rows[kStages];     // of a stage: of all its matrices, v1 included
@@ -93,7 +93,13 @@ COG_RWKV_BOTH const void* job_weight(const Single& p, uint32_t stage, uint32_t l
                                  : p.layers[layer].first[job];
 }
 
-// Calls f(job, number of its first row here, Part) for each matrix of a stage of which a block has rows.
+// A block's rows of one matrix of a stage. `row`: the number of the first among all rows of the stage.
+struct StagePart {
+  Part part;
+  uint32_t copies, job, row;
+};
+
+// Calls f(StagePart) for each matrix of a stage of which a block has rows.
 template <class F>
 COG_RWKV_BOTH void each_part(const Single& p, uint32_t stage, uint32_t layer, uint32_t block, uint32_t blocks, F f) {
   const uint32_t left_out = stage == kFirstStage && layer == 0 ? p.ranks[kSecondJobs - 1] : 0;
@@ -105,9 +111,9 @@ COG_RWKV_BOTH void each_part(const Single& p, uint32_t stage, uint32_t layer, ui
     const uint32_t stop = start + job_rows(p, stage, job);
     const uint32_t begin = mine.begin > start ? mine.begin : start, end = mine.end < stop ? mine.end : stop;
     if (begin < end) {
-      const void* weight = job_weight(p, stage, layer, job);
       const uint64_t offset = uint64_t{begin - start} * row_bytes;
-      f(job, begin - start, Part{bytes_at(weight, offset), end - begin, row_bytes, p.at_once[stage]});
+      const Part part{bytes_at(job_weight(p, stage, layer, job), offset), end - begin, row_bytes, p.at_once[stage]};
+      f(StagePart{part, part.copies(), job, begin});
     }
     start = stop;
   }

@@ -35,8 +35,7 @@ class Copier {
     for (uint32_t i = 0; i < places(p_); i++) {
       const Place at = place_at(p_, i);
       if (at.stage == kKeyStage && p_.values_ahead) fetch_values(at.layer);
-      each_part(p_, at.stage, at.layer, blockIdx.x, gridDim.x,
-                [&](uint32_t, uint32_t, const Part& part) { copy(part); });
+      each_part(p_, at.stage, at.layer, blockIdx.x, gridDim.x, [&](const StagePart& part) { copy(part.part); });
       if (at.stage != kFirstStage || blockIdx.x >= p_.c / 64) continue;
 #pragma unroll 1
       for (uint32_t job = 0; job < second_jobs(at.layer); job++) copy(second_part(p_, at.layer, job, blockIdx.x));
@@ -75,8 +74,8 @@ class RingReader {
 
   // Calls f(address of the first row, its number in the part, how many) for each copy of a part that is this warp's.
   template <class F>
-  __device__ __forceinline__ void read(const Part& part, F f) {
-    const uint32_t copies = part.copies(), warp = threadIdx.x / 32;
+  __device__ __forceinline__ void read(const Part& part, uint32_t copies, F f) {
+    const uint32_t warp = threadIdx.x / 32;
 #pragma unroll 1
     for (uint32_t i = (warp - next_) % kReadingWarps; i < copies; i += kReadingWarps) {
       const uint32_t copy = next_ + i, slot = copy % kSlots, first = i * part.at_once;

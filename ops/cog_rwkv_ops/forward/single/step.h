@@ -8,6 +8,8 @@
 
 namespace cog_rwkv {
 
+constexpr size_t kFixedBytes = 204 * 1024;  // of shared memory, in any case
+
 // How a launch is cut.
 struct SingleCut {
   unsigned blocks;

@@ -8,9 +8,9 @@
 namespace cog_rwkv {
 
 struct ValueMemory {
-  float keys[kMostRows];    // of the block's neurons
-  float list[kMostRows];    // those that are not zero, in their order,
-  uint32_t row[kMostRows];  // and their numbers in the block
+  float keys[kMostRows];                     // of the block's neurons
+  alignas(16) float list[kMostRows + 16];    // those that are not zero, in their order,
+  alignas(16) uint32_t row[kMostRows + 16];  // and their numbers in the block
   uint32_t count;
 };
 
@@ -84,20 +84,21 @@ class Values {
 
   __device__ __forceinline__ void add_batch(float (&sum)[kUnits][kColumns], const void* value_t, uint32_t first,
                                             uint32_t count) const {
-    uint32_t words[kBatch][kUnits][kColumns / 2] = {};
+    uint32_t words[kBatch][kUnits][kColumns / 2] = {}, row[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; i++) row[i] = memory_.row[first + i];
 #pragma unroll
     for (int i = 0; i < kBatch; i++) {
       if (first + i >= count) break;
-      const uint64_t row = neurons_.begin + memory_.row[first + i];
 #pragma unroll
       for (int u = 0; u < kUnits; u++) {
-        if (column_of(u) < p_.c) read_once(words[i][u], bytes_at(value_t, (row * p_.c + column_of(u)) * 2));
+        const uint64_t at = uint64_t{neurons_.begin + row[i]} * p_.c + column_of(u);
+        if (column_of(u) < p_.c) read_once(words[i][u], bytes_at(value_t, at * 2));
       }
     }
 #pragma unroll
     for (int i = 0; i < kBatch; i++) {
-      if (first + i >= count) break;
-      const float key = memory_.list[first + i];
+      const float key = first + i < count ? memory_.list[first + i] : 0.0f;
 #pragma unroll
       for (int u = 0; u < kUnits; u++) {
 #pragma unroll

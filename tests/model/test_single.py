@@ -42,7 +42,9 @@ class Graph:
     """A step of one token, replayed: what the engine does."""
 
     def __init__(self, model: RWKV7, pool: StatePool, row: int = 1) -> None:
+        self.pool = pool  # the graph writes to it, whoever else keeps it
         self.ids, self.rows, self.ends = one(0), one(row), torch.tensor([0, 1], device="cuda")
+        torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             model.forward(self.ids, copied(pool, model), self.rows, self.ends)
         torch.cuda.synchronize()

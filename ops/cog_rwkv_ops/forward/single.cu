@@ -128,6 +128,7 @@ void single_step(const char* op, cudaStream_t stream, const ModelWeights& model,
   p.x = data<float>(step.x), p.shift = mutable_data<float>(step.shift), p.wkv = step.wkv.mutable_data_ptr();
   p.row = data<int64_t>(step.row), p.logits = mutable_data<float>(step.logits);
   p.pool_rows = step.shift.size(2);
+  p.head_bytes = (step.wkv.scalar_type() == ScalarType::Float ? 4 : 2) * 64 * 64;
   const Tensor room = set_room(p, step.x);
   const SingleCut cut{blocks, vector_bytes(p, blocks)};
   const auto launch = model.head.scalar_type() == ScalarType::Half ? launch_single_half : launch_single_bfloat16;

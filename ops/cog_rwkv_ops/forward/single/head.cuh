@@ -75,7 +75,7 @@ class HeadStage {
  private:
   static __device__ __forceinline__ bool first_warp() { return threadIdx.x < 32; }
 
-  // Four lanes a row. A rank is a multiple of 32.
+  // Four lanes two rows. A rank is a multiple of 32.
   __device__ __forceinline__ void multiply(RingReader& ring, const StagePart& second, const W* hidden, W* made) const {
     const Part part = second.part;
     const uint32_t lane = threadIdx.x % 32, pieces = part.row_bytes / 16;
@@ -83,21 +83,32 @@ class HeadStage {
     ring.read(part, second.copies,
               [&](const unsigned char* rows, uint32_t first, uint32_t count) __attribute__((always_inline)) {
 #pragma unroll 1
-                for (uint32_t r = 0; r < count; r += 8) {
-                  const uint32_t row = r + lane / 4;
-                  const auto* left = reinterpret_cast<const Words*>(rows + min(row, count - 1) * part.row_bytes);
-                  float sum = 0.0f;
+                for (uint32_t r = 0; r < count; r += 16) {
+                  const unsigned char* left[2];
+                  float2 sums[2] = {};
+#pragma unroll
+                  for (int half = 0; half < 2; half++) {
+                    left[half] = rows + min(r + half * 8 + lane / 4, count - 1) * part.row_bytes;
+                  }
 #pragma unroll 2
                   for (uint32_t i = lane % 4; i < pieces; i += 4) {
-                    const Words a = left[i], b = right[i];
+                    const Words b = right[i];
 #pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                      const float2 x = pair_in<W>(a.at[j]), y = pair_in<W>(b.at[j]);
-                      sum = fmaf(x.x, y.x, sum), sum = fmaf(x.y, y.y, sum);
+                    for (int half = 0; half < 2; half++) {
+                      const Words a = reinterpret_cast<const Words*>(left[half])[i];
+#pragma unroll
+                      for (int j = 0; j < 4; j++) {
+                        const float2 x = pair_in<W>(a.at[j]), y = pair_in<W>(b.at[j]);
+                        sums[half].x = fmaf(x.x, y.x, sums[half].x), sums[half].y = fmaf(x.y, y.y, sums[half].y);
+                      }
                     }
                   }
-                  sum = reduce_lanes<4>(sum, Add{});
-                  if (lane % 4 == 0 && row < count) made[first + row] = static_cast<W>(sum);
+#pragma unroll
+                  for (int half = 0; half < 2; half++) {
+                    const uint32_t row = r + half * 8 + lane / 4;
+                    const float sum = reduce_lanes<4>(sums[half].x + sums[half].y, Add{});
+                    if (lane % 4 == 0 && row < count) made[first + row] = static_cast<W>(sum);
+                  }
                 }
               });
   }

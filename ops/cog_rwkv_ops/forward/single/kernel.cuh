@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../csrc/fast_math.cuh"
+#include "../../csrc/tma.cuh"
 #include "head.cuh"
 #include "values.cuh"
 
@@ -44,7 +45,7 @@ class Reader {
       for (uint32_t part = 0; part < memory_.parts.count; part++) multiply(at, part);
       if (at.stage == kHeadStage) return;
       if (at.stage == kFirstStage) run_head(at.layer);
-      if (at.stage == kKeyStage) values_.add(p_.layers[at.layer].value_t, reinterpret_cast<float*>(vectors_));
+      if (at.stage == kKeyStage) add_values(p_.layers[at.layer].value_t);
       barrier_.arrive();
     }
   }
@@ -59,6 +60,12 @@ class Reader {
                    finish(at.stage, at.layer, part.job, part.row + first + r, sum);
                  });
                });
+  }
+
+  __device__ __forceinline__ void add_values(const void* value_t) {
+    sync_readers();
+    if (threadIdx.x == 0) arrive_at(&memory_.ring.asked);
+    values_.add(value_t, reinterpret_cast<float*>(vectors_));
   }
 
   __device__ __forceinline__ void run_head(uint32_t layer) {
@@ -130,7 +137,7 @@ __global__ void __launch_bounds__(kReaders + 32, 1) single_kernel(const __grid_c
   __syncthreads();
   if (threadIdx.x < kReaders) {
     Reader<W, S, V>(p, memory).run();
-  } else if (threadIdx.x == kReaders) {
+  } else if (elected()) {  // else the compiler puts a loop around every copy
     Copier(p, memory.ring).run();
   }
 #endif

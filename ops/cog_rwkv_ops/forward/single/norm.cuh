@@ -4,22 +4,12 @@
 
 #include "../rows.cuh"
 #include "grid.cuh"
-#include "plan.h"
+#include "ring.cuh"
 
 namespace cog_rwkv {
 
 constexpr float kFixedScale = 4294967296.0f;  // of Single::sums
 constexpr float kFixedMost = 1073741824.0f;   // what they hold for certain
-
-// Where the token's state is.
-struct TokenRow {
-  int64_t row;
-  bool ok;  // else it has none; -1 is padding, which must not harm, and all else gives NaN
-
-  __device__ __forceinline__ explicit TokenRow(const Single& p)
-      : row(*p.row), ok(static_cast<uint64_t>(row) < static_cast<uint64_t>(p.pool_rows)) {}
-  __device__ __forceinline__ float nothing() const { return row == -1 ? 0.0f : nanf(""); }
-};
 
 __device__ __forceinline__ float4 fresh4(const float* from) { return __ldcg(reinterpret_cast<const float4*>(from)); }
 

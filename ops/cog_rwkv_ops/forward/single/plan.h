@@ -46,6 +46,7 @@ struct Single {
   uint64_t *sums, *bad;             // [C], [1]: what values add up to; not 0 where that is no number
   void *projected, *first, *gated;  // W: r, k, v, first halves [3 C + ranks]; v of the first layer; [C]
   int64_t pool_rows;
+  uint32_t head_bytes;  // of a head's state
   uint32_t layer_count, c, ffn, ranks[kSecondJobs], all_ranks;
   uint32_t rows[kStages];     // of a stage: of all its matrices, v1 included
   uint32_t at_once[kStages];  // of a copy
@@ -121,8 +122,10 @@ COG_RWKV_BOTH void each_part(const Single& p, uint32_t stage, uint32_t layer, ui
 
 // The second half of a low-rank projection, for the 64 channels of a head.
 COG_RWKV_BOTH Part second_part(const Single& p, uint32_t layer, uint32_t job, uint32_t head) {
-  const uint32_t row_bytes = p.ranks[job] * 2, most = kSlotBytes / row_bytes;
-  return {bytes_at(p.layers[layer].second[job], uint64_t{head} * 64 * row_bytes), 64, row_bytes, most < 64 ? most : 64};
+  // Of small models there is room in the ring to give every warp some.
+  const uint32_t row_bytes = p.ranks[job] * 2, room = kSlotBytes / row_bytes, most = p.c <= 2048 ? 16 : 64;
+  return {bytes_at(p.layers[layer].second[job], uint64_t{head} * 64 * row_bytes), 64, row_bytes,
+          room < most ? room : most};
 }
 
 // The stages follow each other as the weights do: three a layer, and the head of the model.

@@ -29,9 +29,8 @@ class Values {
 
   __device__ __forceinline__ uint32_t first() const { return neurons_.begin; }
 
-  // Once the keys are there. `sums`: room for [C].
+  // Once the keys are there for all readers. `sums`: room for [C].
   __device__ __forceinline__ void add(const void* value_t, float* sums) const {
-    sync_readers();
     if (threadIdx.x < 32) list_active();
     sync_readers();
     float sum[kUnits][kColumns] = {};

@@ -93,10 +93,10 @@ SingleLayer layer_of(const LayerWeights& layer) {
 // What flows between the stages, in one piece of memory.
 Tensor set_room(Single& p, const Tensor& like) {
   const int64_t c = p.c, halves = round_up(5 * c + p.all_ranks, 8);
-  const int64_t floats = 2 * c + 2 * c + 4 + halves / 2;
+  const int64_t floats = 2 * c + 2 * kMostSums * c + 4 + halves / 2;
   const Tensor room = torch::stable::new_empty(like, {floats}, ScalarType::Float);
   p.stream = mutable_data<float>(room), p.middle = p.stream + c;
-  p.sums = reinterpret_cast<uint64_t*>(p.middle + c), p.bad = p.sums + c;
+  p.sums = reinterpret_cast<uint64_t*>(p.middle + c), p.bad = p.sums + kMostSums * c;
   auto* half = reinterpret_cast<uint16_t*>(p.bad + 2);
   p.first = half, p.gated = half + c, p.projected = half + 2 * c;
   return room;

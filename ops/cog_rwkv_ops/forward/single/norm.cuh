@@ -9,9 +9,14 @@
 namespace cog_rwkv {
 
 constexpr float kFixedScale = 4294967296.0f;  // of Single::sums
-constexpr float kFixedMost = 1073741824.0f;   // what they hold for certain
+constexpr float kFixedMost = 8388608.0f;      // of a block: as much of 256 blocks has room
 
 __device__ __forceinline__ float4 fresh4(const float* from) { return __ldcg(reinterpret_cast<const float4*>(from)); }
+
+// Of Single::sums, between blocks: fewer add to the same place, and more of the cache's slices are busy with it.
+template <int V>
+constexpr int kSumCopies = 16 / V;
+static_assert(kSumCopies<4> <= kMostSums);
 
 // What a block's warps read of a stage: made before its barrier, as it takes a while.
 struct StageParts {
@@ -100,7 +105,9 @@ class RowNorm {
     each([&](int, uint32_t c) {
       if (!in_slice(c)) return;
 #pragma unroll
-      for (int i = 0; i < 4; i++) p_.sums[c + i] = 0;
+      for (int i = 0; i < 2 * kSumCopies<V>; i++) {
+        reinterpret_cast<longlong2*>(p_.sums + i / 2 * p_.c + c)[i % 2] = {0, 0};
+      }
     });
     if (blockIdx.x == 0 && threadIdx.x == 0) *p_.bad = 0;
   }
@@ -131,8 +138,13 @@ class RowNorm {
   __device__ __forceinline__ void add_values(Fours& x) const {
     const bool bad = __ldcg(reinterpret_cast<const unsigned long long*>(p_.bad)) != 0;
     each([&](int g, uint32_t c) {
-      const auto* sums = reinterpret_cast<const longlong2*>(p_.sums + c);
-      const longlong2 low = __ldcg(sums), high = __ldcg(sums + 1);
+      longlong2 low{}, high{};
+#pragma unroll
+      for (int i = 0; i < kSumCopies<V>; i++) {
+        const auto* sums = reinterpret_cast<const longlong2*>(p_.sums + i * p_.c + c);
+        const longlong2 a = __ldcg(sums), b = __ldcg(sums + 1);
+        low.x += a.x, low.y += a.y, high.x += b.x, high.y += b.y;
+      }
       const auto real = [&](long long sum) { return bad ? nanf("") : static_cast<float>(sum) * (1.0f / kFixedScale); };
       x[g] = x[g] + make_float4(real(low.x), real(low.y), real(high.x), real(high.y));
     });

@@ -43,7 +43,7 @@ struct Single {
   float* logits;
   // Between stages. W is the weights' dtype.
   float *stream, *middle;           // [C]: the residual stream before a layer, and before its channel mix
-  uint64_t *sums, *bad;             // [C], [1]: what values add up to; not 0 where that is no number
+  uint64_t *sums, *bad;             // [copies, C], [1]: what values add up to; not 0 where that is no number
   void *projected, *first, *gated;  // W: r, k, v, first halves [3 C + ranks]; v of the first layer; [C]
   int64_t pool_rows;
   uint32_t head_bytes;  // of a head's state
@@ -55,6 +55,7 @@ struct Single {
 };
 
 constexpr uint32_t kSlots = 24, kSlotBytes = 8192;  // a multiple of the warps: a slot is always the same warp's
+constexpr uint32_t kMostSums = 4;                   // copies of Single::sums
 constexpr uint32_t kMostRows = 256;                 // of a block, of the output and of the keys
 
 struct Range {

@@ -49,11 +49,12 @@ class Values {
     }
     sync_readers();
     if (count == 0) return;
+    uint64_t* const to = p_.sums + blockIdx.x % kSumCopies<V> * p_.c;
 #pragma unroll 4
     for (uint32_t c = threadIdx.x; c < p_.c; c += kReaders) {
       const float v = sums[c];
       if (fabsf(v) < kFixedMost) {
-        add_to(p_.sums + c, static_cast<uint64_t>(__float2ll_rn(v * kFixedScale)));
+        add_to(to + c, static_cast<uint64_t>(__float2ll_rn(v * kFixedScale)));
       } else {
         add_to(p_.bad, 1);
       }

@@ -8,6 +8,7 @@
 #include "heads.cuh"
 #include "norm_launch.cuh"
 #include "prepare.cuh"
+#include "single/step.h"
 
 namespace cog_rwkv {
 namespace {
@@ -333,6 +334,10 @@ Tensor forward_cuda(const Tensor& x, const std::vector<Tensor>& weights, const T
   const int64_t count = last_only ? rows.size(0) : x.size(0);
   const Tensor logits = torch::stable::new_empty(x, {count, model.head.size(0)}, ScalarType::Float);
   if (x.size(0) == 0 || count == 0) return logits;
+  if (x.size(0) == 1 && !starts && single_possible(kOp, model, x.size(1))) {
+    single_step(kOp, launch.stream, model, {tokens, shift, wkv, row, logits});
+    return logits;
+  }
   const Flow flow = make_flow(model, x, starts.has_value(), rows.size(0));
   const auto run = [&](auto w) {
     Forward<decltype(w)>(launch, model, tokens, shift, wkv, row, starts, flow).run(last_only, logits);

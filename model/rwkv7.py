@@ -180,14 +180,15 @@ class RWKV7:
         0..vocab_size-1, which the caller sees to. Returns float32 logits: [B, vocab] of the last token of each
         sequence, each of which then holds one token or more, or [N, vocab] where ``last_only`` is false.
         """
-        seq = Packed(rows, cu_seqlens)
-        x = ops.layer_norm(ops.host_gather(self.embedding, ids).float(), *self.ln0)
         one_each = last_only and len(ids) == len(rows)
-        if one_each and ops.can_decode(x):  # the same in one call, bit for bit
-            return ops.decode_(x, self._weights, pool.shift, pool.wkv, rows)
         if self._tuned:
             ends = None if one_each else cu_seqlens
-            return ops.forward_(x, self._weights, pool.shift, pool.wkv, rows, ends, last_only)
+            states = pool.shift, pool.wkv
+            return ops.forward_(ids, self.embedding, *self.ln0, self._weights, *states, rows, ends, last_only)
+        x = ops.layer_norm(ops.host_gather(self.embedding, ids).float(), *self.ln0)
+        if one_each and ops.can_decode(x):  # the same in one call, bit for bit
+            return ops.decode_(x, self._weights, pool.shift, pool.wkv, rows)
+        seq = Packed(rows, cu_seqlens)
         v_first = None
         for layer, block in enumerate(self.blocks):
             x, v_first = block(x, v_first, pool.shift[layer], pool.wkv[layer], seq)

@@ -99,7 +99,7 @@ class Stepper:
         drawn = None
         if drawing:
             if len(drawing) < len(parts):
-                logits, rows = logits[draws], rows[draws]
+                logits, rows = logits.index_select(0, draws), rows.index_select(0, draws)
             drawn = self._draw(logits, rows)
         event = torch.cuda.current_stream(self._model.device).record_event() if self._cuda else None
         return Flight(parts, saved, launched, drawn, event, used)
@@ -140,13 +140,13 @@ class Stepper:
         together = torch.empty(len(flat), dtype=torch.int64, pin_memory=True).copy_(flat) if self._cuda else flat
         there = together.to(self._model.device, non_blocking=True).split([len(some) for some in values])
         if on_device := len(parts) - len(from_host):
-            drawn = self._last[there[0][:on_device]]
+            drawn = self._last.index_select(0, there[0][:on_device])
             return [*there[:3], torch.cat([drawn, there[3]]) if ids else drawn]
         return list(there)
 
     def _draw(self, logits: Tensor, rows: Tensor) -> Tensor:
         drawn, finite = self._sampler.sample(logits, rows)
-        self._last[rows] = drawn
+        self._last.index_copy_(0, rows, drawn)
         drawn = torch.where(finite, drawn, NOT_FINITE)
         if not self._cuda:
             return drawn

@@ -190,6 +190,64 @@ def test_padding_and_wrong_rows_between_many_tokens(tmp_path, state: torch.dtype
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("shape", [SHAPE, WIDE], ids=["narrow", "wide"])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_low_ranks_in_blocks_of_heads(tmp_path, dtype: torch.dtype, shape: tiny.Shape, monkeypatch) -> None:
+    """Blocks that finish the low-rank projections of several tokens, as they do by themselves for few alone."""
+    tuned, plain, _ = models(tmp_path, dtype, shape)
+    close = 0.02 if dtype == torch.float16 else 0.1
+    monkeypatch.setenv("COG_RWKV_RANKS", "1000")
+    for n in (9, 17, 40, 64, 130, 320, 700):
+        ids, rows, ends = batch([1] * n)
+        before = filled(tuned, n + 2)
+        one, other = copied(before, tuned), copied(before, tuned)
+        got, want = tuned.forward(ids, one, rows, ends), plain.forward(ids, other, rows, ends)
+        assert all(error(a, b) < close for a, b in zip(got, want, strict=True)), n
+        assert error(one.wkv, other.wkv) < close, n
+        assert torch.equal(got, tuned.forward(ids, copied(before, tuned), rows, ends)), n
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("width", [64, 192, 320, 1024, 2560, 4096, 8192])
+def test_rows_of_the_embedding(width: int, dtype: torch.dtype) -> None:
+    """A model without layers: what is left is the embedding, two layer norms, and a head that shows 64 channels."""
+    random = torch.Generator().manual_seed(width)
+    wide = torch.randn(50, width + 64, generator=random).add(3).to(dtype).cuda()
+    table, count = wide[:, :width], len(wide)
+    weight, bias, end = (torch.randn(width, generator=random).cuda() for _ in range(3))
+    shown = torch.randperm(width, generator=random)[:64]
+    head = torch.zeros(64, width)
+    head[torch.arange(64), shown] = 1
+    weights = [torch.ones_like(end), end, head.half().cuda()]
+    functional = torch.nn.functional
+    for n in (1, 7, 300, 3000):
+        ids = torch.randint(0, count, (n,), generator=random)
+        ids[n // 2 + 1 :: 5], ids[n // 2 + 3 :: 7] = -1, count
+        shift, wkv = torch.zeros(0, 2, n, width), torch.zeros(0, n, width // 64, 64, 64)
+        pool = shift.cuda(), wkv.cuda(), torch.arange(n, device="cuda")
+        got = ops.forward_(ids.cuda(), table, weight, bias, weights, *pool).cpu()
+        rows = functional.layer_norm(table.double(), (width,), weight.double(), bias.double())
+        rows = (functional.layer_norm(rows, (width,)) + end).cpu()[:, shown]
+        known = (ids >= 0) & (ids < count)
+        torch.testing.assert_close(got[known].double(), rows[ids[known]], rtol=2e-3, atol=2e-3)
+        assert got[~known].isnan().all(), n
+
+
+@pytest.mark.gpu
+def test_an_embedding_in_host_memory_gives_the_same_bytes(tmp_path) -> None:
+    tuned, _, _ = models(tmp_path, torch.float16)
+    found = checkpoint.load(tmp_path / "model.pth")
+    other = RWKV7.load(found, "cuda", torch.float16, progress=False, host_embedding=True, tuned=True)
+    assert other.embedding.device.type == "cpu"
+    for lengths in ([1], [1] * 20, [70, 1, 300]):
+        ids, rows, ends = batch(lengths)
+        before = filled(tuned, len(lengths) + 2)
+        got = [model.forward(ids, copied(before, model), rows, ends) for model in (tuned, other)]
+        assert torch.equal(got[0], got[1]), lengths
+
+
+@pytest.mark.gpu
 def test_a_row_outside_of_the_pool_gives_nan_and_harms_nobody(tmp_path) -> None:
     tuned, _, _ = models(tmp_path, torch.float16)
     ids, rows, ends = batch([1] * 3)
@@ -248,38 +306,50 @@ def test_on_a_device_that_is_not_current(tmp_path) -> None:
 
 
 def test_what_it_takes() -> None:
-    x = torch.zeros(1, 128)
+    table, norm, index = torch.zeros(100, 128), torch.zeros(128), torch.zeros(1, dtype=torch.int64)
     assert not ops.can_forward([torch.zeros(32, 128, dtype=torch.float16)]), "there is no CPU kernel"
     with pytest.raises(NotImplementedError):
-        ops.forward_(x, [], torch.zeros(1, 2, 1, 128), torch.zeros(1, 1, 2, 64, 64), torch.zeros(1, dtype=torch.int64))
+        ops.forward_(index, table, norm, norm, [], torch.zeros(1, 2, 1, 128), torch.zeros(1, 1, 2, 64, 64), index)
 
 
 def test_shapes_without_running() -> None:
     with torch.device("meta"):
-        x, head = torch.zeros(6, 128), torch.zeros(100, 128)
+        ids, head, norm = torch.zeros(6, dtype=torch.int64), torch.zeros(100, 128), torch.zeros(128)
         shift, wkv = torch.zeros(1, 2, 4, 128), torch.zeros(1, 4, 2, 64, 64)
         rows, ends = torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
-        assert ops.forward_(x, [head], shift, wkv, rows, ends).shape == (2, 100)
-        assert ops.forward_(x, [head], shift, wkv, rows, ends, last_only=False).shape == (6, 100)
+        given = ids, head, norm, norm, [head], shift, wkv, rows, ends
+        assert ops.forward_(*given).shape == (2, 100) and ops.forward_(*given).dtype == torch.float32
+        assert ops.forward_(*given, last_only=False).shape == (6, 100)
 
 
 @pytest.mark.gpu
 def test_wrong_arguments_are_named(tmp_path) -> None:
     tuned, _, _ = models(tmp_path, torch.float16)
-    pool, rows = StatePool(tuned.config, 2, "cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
-    x, weights = torch.zeros(1, tuned.config.width, device="cuda"), list(tuned._weights)
+    pool, ids = StatePool(tuned.config, 2, "cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    table, norm, weights = tuned.embedding, tuned.ln0, list(tuned._weights)
+    rows, begin = ids, (ids, table, *norm)
     with pytest.raises(RuntimeError, match="rows has"):
-        ops.forward_(x, weights, pool.shift, pool.wkv, rows.expand(2))
+        ops.forward_(*begin, weights, pool.shift, pool.wkv, rows.expand(2))
     with pytest.raises(RuntimeError, match="cu_seqlens has"):
-        ops.forward_(x, weights, pool.shift, pool.wkv, rows, rows)
+        ops.forward_(*begin, weights, pool.shift, pool.wkv, rows, rows)
     with pytest.raises(RuntimeError, match="weights ends before"):
-        ops.forward_(x, weights[:-1], pool.shift, pool.wkv, rows)
+        ops.forward_(*begin, weights[:-1], pool.shift, pool.wkv, rows)
     with pytest.raises(RuntimeError, match=r"layers\[0\]\.receptance"):
-        ops.forward_(x, [w.float() if i == 3 else w for i, w in enumerate(weights)], pool.shift, pool.wkv, rows)
+        ops.forward_(*begin, [w.float() if i == 3 else w for i, w in enumerate(weights)], pool.shift, pool.wkv, rows)
     with pytest.raises(RuntimeError, match="the head has dtype float32"):
-        ops.forward_(x, [*weights[:-1], weights[-1].float()], pool.shift, pool.wkv, rows)
+        ops.forward_(*begin, [*weights[:-1], weights[-1].float()], pool.shift, pool.wkv, rows)
     moved = torch.zeros(pool.wkv.numel() + 1, device="cuda")[1:].view(pool.wkv.shape)
     with pytest.raises(RuntimeError, match="boundaries of 16 bytes"):
-        ops.forward_(x, weights, pool.shift, moved, rows)
+        ops.forward_(*begin, weights, pool.shift, moved, rows)
     with pytest.raises(RuntimeError, match="wkv must be contiguous"):
-        ops.forward_(x, weights, pool.shift, pool.wkv.transpose(3, 4), rows)
+        ops.forward_(*begin, weights, pool.shift, pool.wkv.transpose(3, 4), rows)
+    for wrong, message in [
+        ((ids.int(), table, *norm), "ids is int32"),
+        ((ids, table[:, :1], *norm), "table has shape"),
+        ((ids, table.cpu(), *norm), "pageable"),
+        ((ids, table.reshape(-1)[1:-319].view(-1, 320), *norm), "table must begin"),
+        ((ids, table, norm[0][:5], norm[1]), "norm_weight has shape"),
+        ((ids, table, norm[0], norm[1].cpu()), "norm_bias is on cpu"),
+    ]:
+        with pytest.raises(RuntimeError, match=message):
+            ops.forward_(*wrong, weights, pool.shift, pool.wkv, rows)

@@ -39,21 +39,4 @@ __device__ __forceinline__ void wait_for_all_but() {
 #endif
 }
 
-constexpr uint32_t kMostStages = 4;
-
-// Until this thread's copies have arrived, but for the last `pending` groups: fewer than kMostStages.
-__device__ __forceinline__ void wait_for_groups(uint32_t pending) {
-#if defined(__CUDA_ARCH__)
-  if (pending == 0) {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-  } else if (pending == 1) {
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
-  } else if (pending == 2) {
-    asm volatile("cp.async.wait_group 2;" ::: "memory");
-  } else {
-    asm volatile("cp.async.wait_group 3;" ::: "memory");
-  }
-#endif
-}
-
 }  // namespace cog_rwkv

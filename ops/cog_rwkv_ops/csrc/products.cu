@@ -29,15 +29,15 @@ Way way_for(const char* op, const Product* jobs, int count, int64_t n) {
 // ---- checks
 
 void check_product(const char* op, int index, const Product& job) {
-  const std::string name = "product " + std::to_string(index) + ": ";
+  const auto refuse = [&](const std::string& why) { fail(op, "product " + std::to_string(index) + ": " + why); };
   constexpr int64_t most = 1 << 30;
   if (job.k < 32 || job.k % 32 != 0 || job.m < 32 || job.m % 32 != 0 || job.k > most || job.m > most) {
-    fail(op, name + "the weight has shape [" + std::to_string(job.m) + ", " + std::to_string(job.k) +
-                 "]; both must be multiples of 32");
+    refuse("the weight has shape [" + std::to_string(job.m) + ", " + std::to_string(job.k) +
+           "]; both must be multiples of 32");
   }
-  if (!aligned16(job.x)) fail(op, name + "x must lie on a 16-byte boundary");
-  if (!aligned16(job.weight)) fail(op, name + "the weight must lie on a 16-byte boundary");
-  if (!aligned16(job.out)) fail(op, name + "out must lie on a 16-byte boundary");
+  if (!aligned16(job.x)) refuse("x must lie on a 16-byte boundary");
+  if (!aligned16(job.weight)) refuse("the weight must lie on a 16-byte boundary");
+  if (!aligned16(job.out)) refuse("out must lie on a 16-byte boundary");
 }
 
 uint64_t check_products(const char* op, ScalarType type, const Product* jobs, int count) {

@@ -1,10 +1,10 @@
 // wide_products(): which tiles, and the launch.
 #include "products_wide.h"
 
+#include <array>
 #include <cstdio>
 #include <map>
 #include <unordered_map>
-#include <vector>
 
 #include "aligned.cuh"
 #include "products_wide.cuh"
@@ -12,19 +12,19 @@
 namespace cog_rwkv {
 namespace {
 
-// What a plan depends on, besides the device.
-using PlanKey = std::vector<uint32_t>;
+// What a plan depends on.
+using PlanKey = std::array<uint32_t, 4 + 2 * kMostJobs>;
 
 PlanKey key_of(const WideJob* jobs, int count, uint32_t n, bool transposed, uint32_t most_parts, int device) {
   PlanKey key{n, transposed ? 1u : 0u, most_parts, static_cast<uint32_t>(device)};
-  for (int i = 0; i < count; i++) key.push_back(jobs[i].m), key.push_back(jobs[i].k);
+  for (int i = 0; i < count; i++) key[4 + 2 * i] = jobs[i].m, key[5 + 2 * i] = jobs[i].k;
   return key;
 }
 
 // For tests and measurements: COG_RWKV_WIDE=rows,tokens,parts, the first two a size of kTileSizes. Ignored where it is
 // impossible.
 bool wanted_plan(const WideJob* jobs, int count, uint32_t n, uint32_t most_parts, WidePlan& plan) {
-  const char* wanted = std::getenv("COG_RWKV_WIDE");
+  const char* wanted = choices.wide;
   TileSize tile{};
   uint32_t parts = 0;
   if (!wanted || std::sscanf(wanted, "%u,%u,%u", &tile.rows, &tile.tokens, &parts) != 3) return false;

@@ -241,7 +241,7 @@ void check_decode(const Tensor& x, const Tensor& shift, const Tensor& wkv, const
 Tensor decode_cpu(const Tensor& x, const std::vector<Tensor>& weights, const Tensor& shift, const Tensor& wkv,
                   const Tensor& rows) {
   check_decode(x, shift, wkv, rows);
-  const ModelWeights model = read_model("decode_", weights, x, shift.size(0));
+  const ModelWeights model = read_model("decode_", weights, shift);
   const Tensor tokens = as_contiguous(x), row = as_contiguous(rows);
   const int64_t n = x.size(0), c = x.size(1), pool_rows = shift.size(2);
   std::vector<int64_t> ends(n + 1);

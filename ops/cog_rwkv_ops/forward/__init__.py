@@ -1,4 +1,4 @@
-"""forward_: a step of the whole of RWKV-7 on CUDA, from the embeddings to the logits, in one call.
+"""forward_: a step of the whole of RWKV-7 on CUDA, from the tokens' ids to the logits, in one call.
 
 Packed sequences of any length, or one token of each of B sequences. The kernels of a layer are fewer than its
 operators (a residual sum, a layer norm, a token shift and its mixes are one; all that happens inside a head is
@@ -28,7 +28,10 @@ def can_forward(weights: Sequence[Tensor]) -> bool:
 
 
 def forward_(
-    x: Tensor,
+    ids: Tensor,
+    table: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
     weights: Sequence[Tensor],
     shift: Tensor,
     wkv: Tensor,
@@ -39,7 +42,10 @@ def forward_(
     """One step of N tokens of B sequences.
 
     Args:
-        x: [N, C], float32: the tokens' embeddings behind the first layer norm; CUDA. C is at most 8192.
+        ids: [N], int64: the tokens; CUDA.
+        table: [V, C], float32, float16 or bfloat16: the embedding, each row contiguous and on a boundary of 16 bytes,
+            on the device of `ids` or, as in `host_gather`, in pinned host memory. C is at most 8192.
+        norm_weight, norm_bias: [C], float32: of the layer norm of the embeddings.
         weights: as `decode_` says, each matrix of the same dtype, float16 or bfloat16; ranks and F are multiples of 32.
         shift: [layers, 2, R, C], float32, contiguous: the last normalised tokens of time mix and channel mix.
             **Updated in place.**
@@ -51,7 +57,8 @@ def forward_(
 
     Returns:
         The logits, float32 [B, V], or [N, V] where `last_only` is false. As on every CUDA operator of packed
-        sequences, values that make no sense (a row outside of the pool) give NaN, and change nothing else.
+        sequences, values that make no sense (an id outside of the table, a row outside of the pool) give NaN, and
+        change nothing else.
 
     Raises:
         RuntimeError: a dtype, shape or device is wrong, or `weights` has too few or too many tensors; the message names
@@ -60,13 +67,16 @@ def forward_(
 
     Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025 (arXiv:2503.14456), section 4.
     """
-    refuse_gradient("forward_", x, *weights, shift, wkv)
-    return _forward_(x, weights, shift, wkv, rows, cu_seqlens, last_only)
+    refuse_gradient("forward_", table, norm_weight, norm_bias, *weights, shift, wkv)
+    return _forward_(ids, table, norm_weight, norm_bias, weights, shift, wkv, rows, cu_seqlens, last_only)
 
 
 @torch.library.register_fake("cog_rwkv::forward_")
 def _fake(
-    x: Tensor,
+    ids: Tensor,
+    table: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
     weights: Sequence[Tensor],
     shift: Tensor,
     wkv: Tensor,
@@ -74,4 +84,4 @@ def _fake(
     cu_seqlens: Tensor | None = None,
     last_only: bool = True,
 ) -> Tensor:
-    return x.new_empty(rows.shape[0] if last_only else x.shape[0], weights[-1].shape[0])
+    return shift.new_empty(rows.shape[0] if last_only else ids.shape[0], weights[-1].shape[0])

@@ -3,6 +3,6 @@
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cog_rwkv, m) {
   m.def(
-      "forward_(Tensor x, Tensor[] weights, Tensor(a!) shift, Tensor(b!) wkv, Tensor rows, Tensor? cu_seqlens=None, "
-      "bool last_only=True) -> Tensor");
+      "forward_(Tensor ids, Tensor table, Tensor norm_weight, Tensor norm_bias, Tensor[] weights, Tensor(a!) shift, "
+      "Tensor(b!) wkv, Tensor rows, Tensor? cu_seqlens=None, bool last_only=True) -> Tensor");
 }

@@ -4,8 +4,9 @@
 #include "../csrc/aligned.cuh"
 #include "../csrc/model_weights.h"
 #include "../csrc/products.cuh"
-#include "calls.cuh"
-#include "heads.cuh"
+#include "../time_mix_output/time_mix_output.h"
+#include "embed.cuh"
+#include "heads_launch.cuh"
 #include "norm_launch.cuh"
 #include "prepare.cuh"
 #include "single/step.h"
@@ -18,11 +19,17 @@ constexpr float kNormEps = 1e-5f, kGroupNormEps = 64e-5f;
 constexpr int64_t kSparseTokens = 4;   // up to so many, value rows of neurons that no token uses are not read
 constexpr int64_t kSliceTokens = 512;  // up to so many, the residual stream gets sums in slices, float32
 constexpr int kSlices = 8;             // at most, of a product of more than kSparseTokens
-constexpr int64_t kRankTokens = 16;    // up to so many a block of heads takes, it finishes low-rank projections
+constexpr int64_t kRankTokens = 8;     // up to so many, blocks of heads finish low-rank projections
 
 // relu(k)^2 leaves float16 where k is above 255. So k is a quarter of itself there, and the product gets 16 times.
 template <class W>
 constexpr float kKeyScale = std::is_same_v<W, Half> ? 0.25f : 1.0f;
+
+// For tests and measurements: COG_RWKV_RANKS=n, instead of kRankTokens.
+int64_t rank_tokens() {
+  const char* wanted = std::getenv("COG_RWKV_RANKS");
+  return wanted ? std::atoll(wanted) : kRankTokens;
+}
 
 enum Mix { kMixR, kMixW, kMixK, kMixV, kMixA, kMixG };
 enum Projection { kRecept, kDecay, kKey, kValue, kRate, kGate, kValueMix, kProjections };
@@ -35,22 +42,28 @@ struct Flow {
   Tensor hidden;     // W, what low-rank projections have in the middle: [n, rank] each, one after the other
   Tensor v_first, gated, keys, out;  // W [n, c], [n, c], [n, ffn], [n, c]
   Tensor partial;                    // float32 [slices, n, c]
-  std::optional<Tensor> prepared;    // W [4, n, c], where sequences are packed
-  std::optional<Tensor> left;        // float32 [2, batch, c], there: of time mix and channel mix
+  // Where sequences are packed:
+  std::optional<Tensor> prepared;              // W [4, n, c]
+  std::optional<Tensor> left;                  // float32 [2, batch, c], of time mix and channel mix
+  std::optional<Tensor> r, w, g;               // of projected
+  std::optional<Tensor> k, v, minus_kk, kk_a;  // of prepared
 
-  Flow(const Tensor& like, ScalarType type, bool packed, int64_t batch, int64_t n, int64_t c, int64_t ranks,
+  // `like` is float32, `weight` W.
+  Flow(const Tensor& like, const Tensor& weight, bool packed, int64_t batch, int64_t n, int64_t c, int64_t ranks,
        int64_t ffn) {
-    const auto floats = [&](std::initializer_list<int64_t> s) {
-      return torch::stable::new_empty(like, {s.begin(), s.end()}, ScalarType::Float);
-    };
+    const auto floats = [&](std::initializer_list<int64_t> s) { return empty_tensor(like, {s.begin(), s.end()}); };
     const auto halves = [&](std::initializer_list<int64_t> s) {
-      return torch::stable::new_empty(like, {s.begin(), s.end()}, type);
+      return empty_tensor(like, {s.begin(), s.end()}, weight);
     };
     x[0] = floats({n, c}), x[1] = floats({n, c});
     mixed = halves({6, n, c}), projected = halves({kProjections, n, c}), hidden = halves({n * ranks});
     v_first = halves({n, c}), gated = halves({std::max(n, batch), c}), keys = halves({n, ffn}), out = halves({n, c});
-    if (packed) prepared = halves({4, n, c}), left = floats({2, batch, c});
     partial = floats({n <= kSparseTokens ? kMaxSlices : n <= kSliceTokens ? kSlices : 0, n, c});
+    if (!packed) return;
+    prepared = halves({4, n, c}), left = floats({2, batch, c});
+    const auto part = [](const Tensor& t, int64_t i) { return torch::stable::select(t, 0, i); };
+    r = part(projected, kRecept), w = part(projected, kDecay), g = part(projected, kGate);
+    k = part(*prepared, 0), v = part(*prepared, 1), minus_kk = part(*prepared, 2), kk_a = part(*prepared, 3);
   }
 };
 
@@ -196,9 +209,9 @@ class Forward {
 
   // Whether the second halves of the low-rank projections are left to head_step.
   bool heads_finish_ranks() const {
-    if (cu_seqlens_) return false;
+    if (cu_seqlens_ || t_.n > rank_tokens_) return false;
     const RankCut cut = rank_cut();
-    return cut.each <= kRankTokens && cut.bytes() + cut.teams * sizeof(HeadShared) <= block_bytes_;
+    return cut.bytes() + cut.teams * sizeof(HeadShared) <= block_bytes_;
   }
   RankCut rank_cut() const { return cut_ranks(ranks_, wkv_.scalar_type(), t_.c / kHead, t_.n, multiprocessors_); }
 
@@ -256,13 +269,10 @@ class Forward {
                        .tokens = t_.n,
                        .heads = t_.c / kHead};
     prepare(kOp, stream_, p, multiprocessors_);
-    const auto part = [&](const Tensor& t, int i) { return torch::stable::select(t, 0, i); };
-    const Tensor r = part(f_.projected, kRecept), k = part(*f_.prepared, 0), v = part(*f_.prepared, 1);
-    const auto [y] = call<1>("cog_rwkv::wkv7_", "", r, part(f_.projected, kDecay), k, v, part(*f_.prepared, 2),
-                             part(*f_.prepared, 3), torch::stable::select(wkv_, 0, layer), rows_, *cu_seqlens_);
-    const auto [out] = call<1>("cog_rwkv::time_mix_output", "", y, r, k, v, part(f_.projected, kGate), w.r_k,
-                               w.group_weight, w.group_bias, static_cast<double>(kGroupNormEps));
-    gated_ = out;
+    const Tensor y = wkv7_packed_cuda(*f_.r, *f_.w, *f_.k, *f_.v, *f_.minus_kk, *f_.kk_a,
+                                      torch::stable::select(wkv_, 0, layer), rows_, *cu_seqlens_);
+    gated_ = time_mix_output_cuda(y, *f_.r, *f_.k, *f_.v, *f_.g, w.r_k, w.group_weight, w.group_bias,
+                                  kGroupNormEps);
   }
 
   W* projected(int i) const { return mutable_data<W>(f_.projected) + i * t_.n * t_.c; }
@@ -275,6 +285,7 @@ class Forward {
   const Flow& f_;
   const Tokens t_;
   const ScalarType type_;
+  const int64_t rank_tokens_ = rank_tokens();
   int multiprocessors_ = 1;
   size_t block_bytes_ = 0;  // shared memory that a block can have
   NormDevice device_{};
@@ -313,34 +324,36 @@ Flow make_flow(const ModelWeights& model, const Tensor& x, bool packed, int64_t 
     ranks = std::max(ranks, w.w1.size(0) + w.a1.size(0) + w.g1.size(0) + (layer.first ? 0 : w.v1.size(0)));
     ffn = std::max(ffn, layer.channel.key.size(0));
   }
-  return Flow(x, model.head.scalar_type(), packed, batch, x.size(0), x.size(1), ranks, ffn);
+  return Flow(x, model.head, packed, batch, x.size(0), x.size(1), ranks, ffn);
 }
 
-Tensor forward_cuda(const Tensor& x, const std::vector<Tensor>& weights, const Tensor& shift, const Tensor& wkv,
-                    const Tensor& rows, const std::optional<Tensor>& cu_seqlens, bool last_only) {
-  check_forward(x, shift, wkv, rows, cu_seqlens);
-  if (x.size(1) > kMostChannels) {
-    fail(kOp, "x has shape " + shape_text(x) + "; C must be at most " + std::to_string(kMostChannels));
+Tensor forward_cuda(const Tensor& ids, const Tensor& table, const Tensor& norm_weight, const Tensor& norm_bias,
+                    const std::vector<Tensor>& weights, const Tensor& shift, const Tensor& wkv, const Tensor& rows,
+                    const std::optional<Tensor>& cu_seqlens, bool last_only) {
+  check_forward(ids, table, norm_weight, norm_bias, shift, wkv, rows, cu_seqlens);
+  const int64_t n = ids.size(0), c = table.size(1), count = last_only ? rows.size(0) : n;
+  if (c == 0 || c > kMostChannels) {
+    fail(kOp, "table has shape " + shape_text(table) + "; C must be 64 to " + std::to_string(kMostChannels));
   }
-  if (x.numel() >> 32 != 0) fail(kOp, "x has shape " + shape_text(x) + "; it must have fewer than 2^32 elements");
-  if (!aligned16(x.const_data_ptr(), shift.const_data_ptr(), wkv.const_data_ptr())) {
-    fail(kOp, "x, shift and wkv must begin on boundaries of 16 bytes");
+  if (n * c >> 32 != 0) fail(kOp, "ids has shape " + shape_text(ids) + "; N * C must be below 2^32");
+  if (!aligned16(shift.const_data_ptr(), wkv.const_data_ptr())) {
+    fail(kOp, "shift and wkv must begin on boundaries of 16 bytes");
   }
-  const Launch launch(kOp, x);
-  const ModelWeights model = read_model(kOp, weights, x, shift.size(0));
+  const Launch launch(kOp, ids);
+  const ModelWeights model = read_model(kOp, weights, shift);
   check_weights(model);
-  const Tensor tokens = as_contiguous(x), row = as_contiguous(rows);
+  const Tensor row = as_contiguous(rows);
   const std::optional<Tensor> starts = as_contiguous(cu_seqlens);
-  const int64_t count = last_only ? rows.size(0) : x.size(0);
-  const Tensor logits = torch::stable::new_empty(x, {count, model.head.size(0)}, ScalarType::Float);
-  if (x.size(0) == 0 || count == 0) return logits;
-  if (x.size(0) == 1 && !starts && single_possible(kOp, model, x.size(1))) {
-    single_step(kOp, launch.stream, model, {tokens, shift, wkv, row, logits});
+  const Tensor logits = empty_tensor(shift, {count, model.head.size(0)});
+  if (n == 0 || count == 0) return logits;
+  const Tensor x = embed(kOp, launch, ids, table, norm_weight, norm_bias, kNormEps);
+  if (n == 1 && !starts && single_possible(kOp, model, c)) {
+    single_step(kOp, launch.stream, model, {x, shift, wkv, row, logits});
     return logits;
   }
   const Flow flow = make_flow(model, x, starts.has_value(), rows.size(0));
   const auto run = [&](auto w) {
-    Forward<decltype(w)>(launch, model, tokens, shift, wkv, row, starts, flow).run(last_only, logits);
+    Forward<decltype(w)>(launch, model, x, shift, wkv, row, starts, flow).run(last_only, logits);
   };
   if (model.head.scalar_type() == ScalarType::Half) {
     run(Half{});

@@ -54,35 +54,23 @@ __global__ void __launch_bounds__(V == 1 ? kFewThreads : kNormThreads, V == 1 ? 
   const int row = M == 0 ? 0 : row_of(p, p.rows[i]);
   if (M > 0 && row >= 0) each([&](int j, uint32_t c) { before[j] = float4_beyond(p.shift + row * p.stride + c); });
   greet_cluster(p);
-  // All is done twice where this kernel waits long for the one before: the first time for nothing, but that the code
-  // has come to the multiprocessor. What is written then is not.
-#pragma unroll 1
-  for (uint32_t round = V == 1 && p.rehearses ? 0 : 1; round < 2; round++) {
-    const bool real = round == 1;
-    if (real) {
-      wait_for_previous();
-      let_next_begin();
-      if (!early) load_x();
+  wait_for_previous();
+  let_next_begin();
+  if (!early) load_x();
+  each([&](int j, uint32_t c) { x[j] = delta.template add_to<V == 1 ? 8 : 2>(x[j], p.at(token.t, c)); });
+  const RowScale scale = scale_of_row<V == 1>(p, channels, x, sums, 0);
+  each([&](int j, uint32_t c) {
+    if constexpr (!kept) weights.load(p, c);
+    float4 y = weights.normed(x[j], scale);
+    if constexpr (M == 0) {
+      store_rounded(p.out + size_t{i} * p.c + c, token.ok ? y : all4(nanf("")));
+    } else {
+      if (row < 0) be_nothing(row, y, before[j]);
+      mix_channels(p, weights, token.t, c, y, before[j]);
+      if (row >= 0) store(p.shift + row * p.stride + c, y);
+      if (p.x_out != nullptr) store(p.x_out + p.at(token.t, c), x[j]);
     }
-    float4 sum[V];
-#pragma unroll
-    for (int j = 0; j < V; j++) sum[j] = x[j];
-    each([&](int j, uint32_t c) { sum[j] = delta.template add_to<V == 1 ? 8 : 2>(x[j], p.at(token.t, c), real); });
-    const RowScale scale = scale_of_row<V == 1>(p, channels, sum, sums, round);
-    each([&](int j, uint32_t c) {
-      if constexpr (!kept) weights.load(p, c);
-      float4 y = weights.normed(sum[j], scale);
-      if constexpr (M == 0) {
-        store_rounded(p.out + size_t{i} * p.c + c, token.ok ? y : all4(nanf("")), real);
-      } else {
-        float4 its_before = before[j];
-        if (row < 0) be_nothing(row, y, its_before);
-        mix_channels(p, weights, token.t, c, y, its_before, real);
-        store(p.shift + static_cast<int64_t>(max(row, 0)) * p.stride + c, y, real && row >= 0);
-        store(p.x_out + p.at(token.t, c), sum[j], real && p.x_out != nullptr);
-      }
-    });
-  }
+  });
   if constexpr (M == 0) put_left_rows(p);
 }
 

@@ -74,14 +74,11 @@ NormCut cut_many(const NormShift<W>& p, bool states, bool follow, NormDevice dev
           static_cast<size_t>(staged ? stages * stage : 0)};
 }
 
-// All products of so many tokens leave room for the blocks of a norm beside theirs, which then wait for them.
-constexpr uint32_t kWaitingTokens = 4;
-
 template <class W, class... Arguments>
 void launch_rows(const char* op, cudaStream_t stream, const NormCut& cut, int64_t tokens,
                  void (*kernel)(NormShift<W>, Arguments...), NormShift<W> p, Arguments... arguments) {
   const dim3 grid(static_cast<unsigned>(cut.runs(tokens) * cut.parts));
-  p.parts = cut.parts, p.each = cut.each, p.stages = cut.stages, p.rehearses = p.n <= kWaitingTokens;
+  p.parts = cut.parts, p.each = cut.each, p.stages = cut.stages;
   launch_chained_clusters(op, stream, cut.parts, kernel, grid, dim3(cut.threads), cut.bytes, p, arguments...);
 }
 

@@ -32,7 +32,6 @@ struct NormShift : ResidualRows {
   uint32_t each;    // tokens that a block walks through
   uint32_t stages;  // of these, as many are on their way at once
   float out_scale;  // of a single mix
-  bool rehearses;   // norm_few_kernel: it waits long for the kernel before
 };
 
 // The weights of four channels, of which the mixes are kept or read when they are wanted.
@@ -94,14 +93,14 @@ __device__ __forceinline__ void be_nothing(int row, float4& y, float4& before) {
 // A token's mixes from its normalised row and that of the token before it.
 template <int M, bool kept, class W>
 __device__ __forceinline__ void mix_channels(const NormShift<W>& p, const ChannelWeights<M, kept>& w, uint32_t t,
-                                             uint32_t c, float4 now, float4 before, bool real = true) {
+                                             uint32_t c, float4 now, float4 before) {
   const float4 back = each4(before, now, [](float b, float n) { return b - n; });
   W* out = p.out + p.at(t, c);
 #pragma unroll
   for (int m = 0; m < M; m++, out += p.size) {
     float4 mixed = now + each4(back, w.mix(p, c, m), [](float d, float f) { return d * f; });
     if constexpr (M == 1) mixed = mixed * p.out_scale;
-    store_rounded(out, mixed, real);
+    store_rounded(out, mixed);
   }
 }
 

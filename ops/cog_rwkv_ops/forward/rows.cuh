@@ -5,11 +5,10 @@
 // into shared memory, and the blocks of a cluster can share a row.
 #pragma once
 
-#include <cstring>
-
 #include "../csrc/bulk.cuh"
 #include "../csrc/chain.cuh"
-#include "../csrc/cuda.cuh"
+#include "../csrc/cluster.cuh"
+#include "../csrc/packed_store.cuh"
 #include "../csrc/reduce.cuh"
 
 namespace cog_rwkv {
@@ -26,13 +25,17 @@ struct Delta {
   float scale = 1.0f;
 };
 
-struct ResidualRows {
-  const float* x;  // [n, c]
-  Delta delta;
-  int64_t size;  // n * c
+// Rows that have a layer norm.
+struct NormRows {
   uint32_t n, c;
   uint32_t parts;        // blocks of a cluster, which share a row: a power of two
   float eps, inverse_c;  // 1 / c
+};
+
+struct ResidualRows : NormRows {
+  const float* x;  // [n, c]
+  Delta delta;
+  int64_t size;  // n * c
 
   // Where channel `channel` of token t is, in 32 bits, which take fewer instructions.
   __device__ __forceinline__ uint32_t at(uint32_t t, uint32_t channel) const { return t * c + channel; }
@@ -56,16 +59,16 @@ __device__ __forceinline__ float4 all4(float f) { return make_float4(f, f, f, f)
 __device__ __forceinline__ float4 float4_of(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
 // Past the multiprocessor's own cache, which may hold what was there before: for what other kernels write and this one
-// reads before its wait. Only where it is `real`, else 0, but without a branch.
-__device__ __forceinline__ float4 float4_beyond(const float* p, bool real = true) {
+// reads before its wait. Only what is `there`, else 0, but without a branch.
+__device__ __forceinline__ float4 float4_beyond(const float* p, bool there = true) {
   float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #if defined(__CUDA_ARCH__)
   asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];}"
                : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
-               : "l"(p), "r"(static_cast<uint32_t>(real))
+               : "l"(p), "r"(static_cast<uint32_t>(there))
                : "memory");
 #else
-  if (real) v = float4_of(p);
+  if (there) v = float4_of(p);
 #endif
   return v;
 }
@@ -76,28 +79,11 @@ __device__ __forceinline__ float4 float4_of(const W* p) {
   return make_float4(v.values[0], v.values[1], v.values[2], v.values[3]);
 }
 
-// Only where it is `real`, but without a branch.
-__device__ __forceinline__ void store(float* to, float4 v, bool real = true) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to), "f"(v.x),
-               "f"(v.y), "f"(v.z), "f"(v.w), "r"(static_cast<uint32_t>(real))
-               : "memory");
-#else
-  if (real) *reinterpret_cast<float4*>(to) = v;
-#endif
-}
+__device__ __forceinline__ void store(float* to, float4 v) { *reinterpret_cast<float4*>(to) = v; }
+
 template <class W>
-__device__ __forceinline__ void store_rounded(W* to, float4 v, bool real = true) {
-  const Vector<W, 4> rounded{{static_cast<W>(v.x), static_cast<W>(v.y), static_cast<W>(v.z), static_cast<W>(v.w)}};
-  uint32_t word[2];
-  std::memcpy(word, &rounded, sizeof(word));
-#if defined(__CUDA_ARCH__)
-  asm volatile("{.reg .pred p; setp.ne.u32 p, %3, 0; @p st.global.v2.b32 [%0], {%1, %2};}" ::"l"(to), "r"(word[0]),
-               "r"(word[1]), "r"(static_cast<uint32_t>(real))
-               : "memory");
-#else
-  if (real) std::memcpy(to, word, sizeof(word));
-#endif
+__device__ __forceinline__ void store_rounded(W* to, float4 v) {
+  store_packed<W, 4>(to, {{static_cast<W>(v.x), static_cast<W>(v.y), static_cast<W>(v.z), static_cast<W>(v.w)}});
 }
 
 // The channels of a thread: V fours, each in a group of its warp's. Groups are cut alike however many blocks share a
@@ -106,7 +92,7 @@ template <int V>
 struct Channels {
   uint32_t c, first;
 
-  __device__ explicit Channels(const ResidualRows& p)
+  __device__ explicit Channels(const NormRows& p)
       : c(p.c), first((blockIdx.x & (p.parts - 1)) * V * (blockDim.x / 32) + threadIdx.x / 32) {}
 
   __device__ __forceinline__ uint32_t group(int j) const { return first + j * (blockDim.x / 32); }
@@ -145,14 +131,12 @@ struct DeltaReader {
         rounded(p.delta.rounded) {}
 
   // x with what is added to it, at element `at` of [n, c]; `ahead` slices and the first are on their way at once.
-  // Without `real` nothing is read, yet the code is walked through.
   template <int ahead>
-  __device__ __forceinline__ float4 add_to(float4 x, uint32_t at, bool real = true) const {
+  __device__ __forceinline__ float4 add_to(float4 x, uint32_t at) const {
     if (rounded) return x + float4_of(reinterpret_cast<const W*>(values) + at) * scale;
-    const uint32_t count = real ? slices : 0;
     const unsigned char* from = values + uint64_t{at} * sizeof(float);
     const auto slice = [&](uint32_t s) {
-      return float4_beyond(reinterpret_cast<const float*>(from + uint64_t{s} * step), s < count);
+      return float4_beyond(reinterpret_cast<const float*>(from + uint64_t{s} * step), s < slices);
     };
     float4 sum = slice(0);
     uint32_t s = 1;
@@ -164,7 +148,7 @@ struct DeltaReader {
 #pragma unroll
       for (uint32_t i = 0; i < ahead; i++) sum = sum + next[i];
       s += ahead;
-    } while (s < count);
+    } while (s < slices);
     return x + sum * scale;
   }
 };
@@ -262,12 +246,12 @@ struct RowScale {
 
 // In a kernel whose blocks may share rows all threads call these at its beginning, the second one some time after the
 // first, and before the wait: the greeting's end clears the cache of the multiprocessor.
-__device__ __forceinline__ void begin_sums(const ResidualRows& p, GroupSums& shared) {
+__device__ __forceinline__ void begin_sums(const NormRows& p, GroupSums& shared) {
   if (p.parts == 1) return;
   if (threadIdx.x == 0) make_inbox(&shared.inbox[0]), make_inbox(&shared.inbox[1]);
   begin_greeting();
 }
-__device__ __forceinline__ void greet_cluster(const ResidualRows& p) {
+__device__ __forceinline__ void greet_cluster(const NormRows& p) {
   if (p.parts > 1) end_greeting();
 }
 
@@ -295,7 +279,7 @@ __device__ __forceinline__ float2 sums_of_group(const Channels<V>& channels, int
 
 // The same of a row, around the mean of its first group.
 template <int V>
-__device__ __forceinline__ RowScale scale_of_groups(const ResidualRows& p, const Channels<V>& channels,
+__device__ __forceinline__ RowScale scale_of_groups(const NormRows& p, const Channels<V>& channels,
                                                     const float2* of) {
   const uint32_t lane = threadIdx.x % 32;
   const float pivot = of[0].x;
@@ -318,7 +302,7 @@ __device__ __forceinline__ RowScale scale_of_groups(const ResidualRows& p, const
 // All threads of a block call it for each token; `round` counts these, from 0. `joint`: the blocks of a cluster may
 // share a row, and then all of their threads do.
 template <bool joint, int V>
-__device__ __forceinline__ RowScale scale_of_row(const ResidualRows& p, const Channels<V>& channels,
+__device__ __forceinline__ RowScale scale_of_row(const NormRows& p, const Channels<V>& channels,
                                                  const float4 (&x)[V], GroupSums& shared, uint32_t round) {
   const uint32_t lane = threadIdx.x % 32, turn = round % 2;
   uint64_t* inbox = &shared.inbox[turn];

@@ -45,6 +45,8 @@ __global__ void __launch_bounds__(kEightsThreads, kEightsBlocks)
   }
 }
 
+}  // namespace
+
 Tensor time_mix_output_cuda(const Tensor& y, const Tensor& r, const Tensor& k, const Tensor& v, const Tensor& g,
                             const Tensor& r_k, const Tensor& weight, const Tensor& bias, double eps) {
   check_time_mix_output(y, r, k, v, g, r_k, weight, bias);
@@ -67,8 +69,6 @@ Tensor time_mix_output_cuda(const Tensor& y, const Tensor& r, const Tensor& k, c
   });
   return out;
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(cog_rwkv, CUDA, m) { m.impl("time_mix_output", TORCH_BOX(&time_mix_output_cuda)); }
 

@@ -18,4 +18,8 @@ inline void check_time_mix_output(const Tensor& y, const Tensor& r, const Tensor
   check_vector(op, "bias", bias, y);
 }
 
+// On CUDA: forward_ calls it as well.
+Tensor time_mix_output_cuda(const Tensor& y, const Tensor& r, const Tensor& k, const Tensor& v, const Tensor& g,
+                            const Tensor& r_k, const Tensor& weight, const Tensor& bias, double eps);
+
 }  // namespace cog_rwkv

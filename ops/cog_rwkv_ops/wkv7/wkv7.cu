@@ -152,6 +152,8 @@ std::tuple<Tensor, Tensor> wkv7_cuda(const Tensor& r, const Tensor& w, const Ten
   return {y, after};
 }
 
+}  // namespace
+
 Tensor wkv7_packed_cuda(const Tensor& r, const Tensor& w, const Tensor& k, const Tensor& v, const Tensor& a,
                         const Tensor& b, const Tensor& pool, const Tensor& rows, const Tensor& cu_seqlens) {
   const int64_t stride = check_wkv7_packed(r, w, k, v, a, b, pool, rows, cu_seqlens);
@@ -171,6 +173,8 @@ Tensor wkv7_packed_cuda(const Tensor& r, const Tensor& w, const Tensor& k, const
             .out_stride = stride});
   return y;
 }
+
+namespace {
 
 // The states before each chunk, in `states`: the forward once more, for nothing else.
 template <class T>

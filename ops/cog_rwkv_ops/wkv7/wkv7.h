@@ -57,4 +57,8 @@ inline int64_t check_wkv7_packed(const Tensor& r, const Tensor& w, const Tensor&
   return check_pool(op, "pool", pool);
 }
 
+// wkv7_ on CUDA: forward_ calls it as well.
+Tensor wkv7_packed_cuda(const Tensor& r, const Tensor& w, const Tensor& k, const Tensor& v, const Tensor& a,
+                        const Tensor& b, const Tensor& pool, const Tensor& rows, const Tensor& cu_seqlens);
+
 }  // namespace cog_rwkv

@@ -28,7 +28,7 @@ class HeadStage {
     step_.weight = l.group_weight, step_.bias = l.group_bias;
     state_ = static_cast<S*>(p.wkv) +
              ((int64_t{layer} * p.pool_rows + token.row) * (p.c / kHead) + blockIdx.x) * (kHead * kHead) +
-             StatePieces<S>::offset();
+             StatePieces<S>::offset(threadIdx.x);
     if (token.ok) pieces_.load(state_);
     if (first_warp()) weights_.load(step_, channel_);
     if (threadIdx.x < second_jobs(layer)) {

@@ -74,8 +74,7 @@ class RowNorm {
     }
     const RowScale row_scale = scale_of(x, moments);
     each([&](int g, uint32_t c) {
-      float4 y = each4(x[g], scale[g], [&](float v, float f) { return (v - row_scale.mean) * row_scale.scale * f; }) +
-                 offset[g];
+      float4 y = each4(row_scale(x[g]), scale[g], [](float v, float f) { return v * f; }) + offset[g];
       if (!shifts) {
         const float none = token_.nothing();
         before[g] = make_float4(none, none, none, none);
@@ -172,7 +171,8 @@ class RowNorm {
     whole *= inverse;
 #pragma unroll
     for (uint32_t w = 0; w < kReaders / 32; w++) all += of[w].y + of[w].z * (of[w].x - whole) * (of[w].x - whole);
-    return {whole, rsqrtf(all * inverse + 1e-5f)};
+    const float scale = rsqrtf(all * inverse + 1e-5f);
+    return {scale, -whole * scale};
   }
 
   const Single& p_;

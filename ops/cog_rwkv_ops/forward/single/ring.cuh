@@ -6,6 +6,8 @@
 // always the same warp's, and a warp is never a turn of the ring behind another.
 #pragma once
 
+#include "../../csrc/bulk.cuh"
+#include "../../csrc/cluster.cuh"
 #include "plan.h"
 #include "signals.cuh"
 

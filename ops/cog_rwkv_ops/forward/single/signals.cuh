@@ -3,7 +3,7 @@
 // Every wait gives up after some seconds: a grid that hangs would hold the device for good.
 #pragma once
 
-#include "../../csrc/bulk.cuh"
+#include "../../csrc/shared.cuh"
 #include "../../csrc/wgmma.cuh"
 
 namespace cog_rwkv {

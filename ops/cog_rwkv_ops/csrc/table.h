@@ -44,6 +44,18 @@ inline void check_id_values(const char* op, const int64_t* ids, int64_t n, int64
   }
 }
 
+// Uninitialised and contiguous, in the dtype of `table` and on the device of `like`. (The C function behind
+// torch::stable::new_empty: that one looks the operator up by its name at every call, which takes longer than a
+// gather.)
+inline Tensor empty_rows(const Tensor& table, const Tensor& like, const std::vector<int64_t>& sizes) {
+  AtenTensorHandle result = nullptr;
+  int32_t dtype = dtype_number(table);
+  const auto count = static_cast<int64_t>(sizes.size());
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_aten_new_empty(like.get(), sizes.data(), count, &dtype, nullptr, nullptr, 0, nullptr, &result));
+  return Tensor(result);
+}
+
 // [n, ...] with the rows of `table`.
 inline std::vector<int64_t> sizes_of_rows(const Tensor& table, int64_t n) {
   std::vector<int64_t> sizes{n};

@@ -19,20 +19,14 @@ inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& t) {
   return t ? std::optional<Tensor>(as_contiguous(*t)) : std::nullopt;
 }
 
-// Uninitialised, contiguous, on the device of `like` with the dtype of `typed`. (empty_like would copy its strides. The
-// C function behind torch::stable::new_empty: that one looks the operator up by its name at every call, for a
-// microsecond.)
-inline Tensor empty_tensor(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes, const Tensor& typed) {
+// Uninitialised, contiguous, with the dtype and device of `like`. (empty_like would copy its strides. The C function
+// behind torch::stable::new_empty: that one looks the operator up by its name at every call, for a microsecond.)
+inline Tensor empty_tensor(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
   AtenTensorHandle result = nullptr;
-  int32_t type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(typed.get(), &type));
   const auto count = static_cast<int64_t>(sizes.size());
   STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_aten_new_empty(like.get(), sizes.data(), count, &type, nullptr, nullptr, 0, nullptr, &result));
+      aoti_torch_aten_new_empty(like.get(), sizes.data(), count, nullptr, nullptr, nullptr, 0, nullptr, &result));
   return Tensor(result);
-}
-inline Tensor empty_tensor(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
-  return empty_tensor(like, sizes, like);
 }
 
 }  // namespace cog_rwkv

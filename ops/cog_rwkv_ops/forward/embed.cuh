@@ -94,7 +94,7 @@ inline Tensor embed(const char* op, const Launch& launch, const Tensor& ids, con
     fail(op, "table must begin on a boundary of 16 bytes, and so must each row");
   }
   const Tensor index = as_contiguous(ids), weight = as_aligned(norm_weight), bias = as_aligned(norm_bias);
-  Tensor x = empty_tensor(ids, {ids.size(0), table.size(1)}, norm_weight);
+  Tensor x = empty_rows(norm_weight, ids, {ids.size(0), table.size(1)});
   dispatch_float_or_half(table.scalar_type(), [&](auto type) {
     using T = typename decltype(type)::type;
     Embedding<T> p{};

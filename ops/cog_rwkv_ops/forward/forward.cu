@@ -52,9 +52,7 @@ struct Flow {
   Flow(const Tensor& like, const Tensor& weight, bool packed, int64_t batch, int64_t n, int64_t c, int64_t ranks,
        int64_t ffn) {
     const auto floats = [&](std::initializer_list<int64_t> s) { return empty_tensor(like, {s.begin(), s.end()}); };
-    const auto halves = [&](std::initializer_list<int64_t> s) {
-      return empty_tensor(like, {s.begin(), s.end()}, weight);
-    };
+    const auto halves = [&](std::initializer_list<int64_t> s) { return empty_rows(weight, like, s); };
     x[0] = floats({n, c}), x[1] = floats({n, c});
     mixed = halves({6, n, c}), projected = halves({kProjections, n, c}), hidden = halves({n * ranks});
     v_first = halves({n, c}), gated = halves({std::max(n, batch), c}), keys = halves({n, ffn}), out = halves({n, c});

@@ -28,7 +28,7 @@ Tensor host_gather_cuda(const Tensor& table, const Tensor& ids) {
   const char* from = table_on_device("host_gather", table, layout, ids);
   const Tensor index = as_contiguous(ids);
   const int64_t n = ids.size(0);
-  Tensor out = empty_tensor(index, sizes_of_rows(table, n), table);
+  Tensor out = empty_rows(table, index, sizes_of_rows(table, n));
   if (n * layout.row_bytes == 0) return out;
   const RowOrder order("host_gather", launch, layout, index, table.is_cpu());
   dispatch_width(alignment_bits(layout, from, out.const_data_ptr()), [&](auto unit) {

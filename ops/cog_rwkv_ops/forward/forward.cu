@@ -300,8 +300,9 @@ void check_weights(const ModelWeights& model) {
   if (type != ScalarType::Half && type != ScalarType::BFloat16) {
     fail(kOp, std::string("weights: the head has dtype ") + dtype_text(type) + "; it must be float16 or bfloat16");
   }
+  const int32_t number = dtype_number(model.head);
   const auto check = [&](size_t layer, const char* name, const Tensor& t) {
-    if (t.scalar_type() == type && aligned16(t.const_data_ptr())) return;
+    if (dtype_number(t) == number && aligned16(t.const_data_ptr())) return;
     fail(kOp, "layers[" + std::to_string(layer) + "]." + name + " must have the dtype of the head, " +
                   dtype_text(type) + ", and begin on a boundary of 16 bytes");
   };

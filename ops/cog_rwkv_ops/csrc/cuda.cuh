@@ -37,20 +37,11 @@ inline void check_cuda(const char* op, cudaError_t error) {
   if (error != cudaSuccess) fail(op, std::string("CUDA error: ") + cudaGetErrorString(error));
 }
 
-// What is chosen for tests and measurements. Looked up once a call of an operator, by Launch: a step is hundreds of
-// kernels, and the environment may be long.
-struct Choices {
-  bool plain = false;          // COG_RWKV_GPU=plain: what any GPU can do
-  const char* wide = nullptr;  // COG_RWKV_WIDE: products_wide.cu
-
-  void look_up() {
-    const char* gpu = std::getenv("COG_RWKV_GPU");
-    plain = gpu && std::string_view(gpu) == "plain", wide = std::getenv("COG_RWKV_WIDE");
-  }
-};
-inline thread_local Choices choices;
-
-inline bool plain_gpu() { return choices.plain; }
+// For tests and measurements: COG_RWKV_GPU=plain takes what any GPU can do.
+inline bool plain_gpu() {
+  const char* wanted = std::getenv("COG_RWKV_GPU");
+  return wanted && std::string_view(wanted) == "plain";
+}
 
 // Makes the device of `t` the current one while it lives, and holds the stream that PyTorch uses there.
 class Launch {
@@ -60,7 +51,6 @@ class Launch {
   Launch(const char* op, const Tensor& t) : op_(op), guard_(t.get_device_index()) {
     // Our CUDA runtime is linked in, so it keeps a current device of its own beside torch's.
     check_cuda(op, cudaSetDevice(t.get_device_index()));
-    choices.look_up();
     using GetStream = AOTITorchError(int32_t, void**);
     static GetStream* const get_stream = torch_cuda_function<GetStream>("aoti_torch_get_current_cuda_stream");
     void* current = nullptr;

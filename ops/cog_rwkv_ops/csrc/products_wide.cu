@@ -24,7 +24,7 @@ PlanKey key_of(const WideJob* jobs, int count, uint32_t n, bool transposed, uint
 // For tests and measurements: COG_RWKV_WIDE=rows,tokens,parts, the first two a size of kTileSizes. Ignored where it is
 // impossible.
 bool wanted_plan(const WideJob* jobs, int count, uint32_t n, uint32_t most_parts, WidePlan& plan) {
-  const char* wanted = choices.wide;
+  const char* wanted = std::getenv("COG_RWKV_WIDE");
   TileSize tile{};
   uint32_t parts = 0;
   if (!wanted || std::sscanf(wanted, "%u,%u,%u", &tile.rows, &tile.tokens, &parts) != 3) return false;

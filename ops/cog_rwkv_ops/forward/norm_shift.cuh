@@ -136,7 +136,7 @@ struct Turn {
 // added to it, the residual stream: the kernel that wrote that is not the one just before. On Hopper.
 template <class W, int M>
 __global__ void __launch_bounds__(kNormThreads) norm_each_kernel(const NormShift<W> p) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(16) unsigned char memory[];
   __shared__ GroupSums sums;
   __shared__ uint64_t arrived[kMostStages];
   const Channels<1> channels(p);
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kNormThreads) norm_each_kernel(const NormShift
 // takes its time to know. With V = 1 rows come by bulk copies; that is for Hopper.
 template <class W, int V, int M>
 __global__ void __launch_bounds__(kNormThreads) norm_walk_kernel(const NormShift<W> p) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(16) unsigned char memory[];
   __shared__ GroupSums sums;
   __shared__ uint64_t arrived[kMostStages];
   const Channels<V> channels(p);

@@ -269,8 +269,7 @@ class Forward {
     prepare(kOp, stream_, p, multiprocessors_);
     const Tensor y = wkv7_packed_cuda(*f_.r, *f_.w, *f_.k, *f_.v, *f_.minus_kk, *f_.kk_a,
                                       torch::stable::select(wkv_, 0, layer), rows_, *cu_seqlens_);
-    gated_ = time_mix_output_cuda(y, *f_.r, *f_.k, *f_.v, *f_.g, w.r_k, w.group_weight, w.group_bias,
-                                  kGroupNormEps);
+    gated_ = time_mix_output_cuda(y, *f_.r, *f_.k, *f_.v, *f_.g, w.r_k, w.group_weight, w.group_bias, kGroupNormEps);
   }
 
   W* projected(int i) const { return mutable_data<W>(f_.projected) + i * t_.n * t_.c; }

@@ -279,8 +279,7 @@ __device__ __forceinline__ float2 sums_of_group(const Channels<V>& channels, int
 
 // The same of a row, around the mean of its first group.
 template <int V>
-__device__ __forceinline__ RowScale scale_of_groups(const NormRows& p, const Channels<V>& channels,
-                                                    const float2* of) {
+__device__ __forceinline__ RowScale scale_of_groups(const NormRows& p, const Channels<V>& channels, const float2* of) {
   const uint32_t lane = threadIdx.x % 32;
   const float pivot = of[0].x;
   float first = 0.0f, second = 0.0f;
@@ -302,8 +301,8 @@ __device__ __forceinline__ RowScale scale_of_groups(const NormRows& p, const Cha
 // All threads of a block call it for each token; `round` counts these, from 0. `joint`: the blocks of a cluster may
 // share a row, and then all of their threads do.
 template <bool joint, int V>
-__device__ __forceinline__ RowScale scale_of_row(const NormRows& p, const Channels<V>& channels,
-                                                 const float4 (&x)[V], GroupSums& shared, uint32_t round) {
+__device__ __forceinline__ RowScale scale_of_row(const NormRows& p, const Channels<V>& channels, const float4 (&x)[V],
+                                                 GroupSums& shared, uint32_t round) {
   const uint32_t lane = threadIdx.x % 32, turn = round % 2;
   uint64_t* inbox = &shared.inbox[turn];
   const bool sends = joint && p.parts > 1;

@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "ops")]
 
-from benchmarks import engine_peer, engine_report, synth_rwkv7  # noqa: E402
+from benchmarks import engine_peer, engine_report, result_rows, synth_rwkv7  # noqa: E402
 from benchmarks.engine_cells import Cell, cells_of, floor, state_dtypes  # noqa: E402
 from benchmarks.engine_gate import Gated, cut  # noqa: E402
 from benchmarks.engine_step import Repeated, Step, Timer, free, measure  # noqa: E402
@@ -239,7 +239,7 @@ def ours_and_peer(
 ) -> tuple[list[Row], list[str]]:
     """The rows, saved as they come, and what went wrong. A row with more launches than before is not saved."""
     save = where_to_save(args, card(work.device))
-    before = engine_report.load(save) if save else []
+    before = result_rows.read(save) if save else []
     rows: list[Row] = []
     wrong: list[str] = []
     for row in measure_ours(work, path, clock):

@@ -1,10 +1,9 @@
 """The rows of ``benchmarks/engine.py`` as JSON, as a picture and as the table of README.md."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks import marks, synth_rwkv7
+from benchmarks import marks, result_rows, synth_rwkv7
 from benchmarks.engine_cells import GOALS, Cell, cells_of, floor, goal, state_dtypes
 from model.config import Config
 
@@ -18,22 +17,16 @@ def key(row: Row) -> tuple[object, ...]:
     return tuple(row[name] for name in KEY)
 
 
-def load(path: Path) -> list[Row]:
-    """The rows of a JSON file; none where there is no file."""
-    return json.loads(path.read_text()) if path.exists() else []
-
-
 def merge(path: Path, rows: Iterable[Row]) -> None:
     """Put ``rows`` into the file, in the place of those with the same key; large models first, then by cell."""
-    found = {key(row): row for row in [*load(path), *rows]}
+    found = {key(row): row for row in [*result_rows.read(path), *rows]}
     models = list(GOALS)
 
     def order(row: Row) -> tuple[object, ...]:
         model = str(row["model"])
         return (models.index(model) if model in models else len(models), *key(row))
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("[\n" + ",\n".join(json.dumps(row) for row in sorted(found.values(), key=order)) + "\n]\n")
+    result_rows.write(path, sorted(found.values(), key=order))
 
 
 def sizes(model: str, vocab: int = 65536) -> Config:
@@ -72,7 +65,7 @@ def _line(model: str, cell: Cell, dtype: str, row: Row | None) -> list[str]:
 
 def write_readme(results: Path, readme: Path) -> None:
     """Replace what stands between the two marks in ``readme``. Raises ValueError where there are no marks."""
-    marks.replace(readme, BEGIN, END, table(load(results)))
+    marks.replace(readme, BEGIN, END, table(result_rows.read(results)))
 
 
 def draw(path: Path) -> None:
@@ -82,7 +75,7 @@ def draw(path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = load(path)
+    rows = result_rows.read(path)
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     figure, panels = pyplot.subplots(1, len(models), figsize=(1.5 + 4.5 * len(models), 4.5), squeeze=False, sharey=True)
     for panel, model in zip(panels[0], models, strict=True):

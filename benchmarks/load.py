@@ -31,7 +31,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import load_client, load_engine, load_plot, synth_rwkv7  # noqa: E402
+from benchmarks import load_client, load_engine, load_plot, result_rows, synth_rwkv7  # noqa: E402
 from benchmarks.load_memory import Memory  # noqa: E402
 from benchmarks.load_stats import Record, Window, summary  # noqa: E402
 from benchmarks.load_work import Range, Work  # noqa: E402
@@ -148,11 +148,11 @@ def weights_of(options: argparse.Namespace) -> Iterator[Path]:
 
 def save(row: dict[str, Any], path: Path) -> None:
     """Put the row into the list at ``path``, and draw it."""
-    rows = json.loads(path.read_text()) if path.exists() else []
+    rows = result_rows.read(path)
     same = ("device", "model", "streams")
     rows = [one for one in rows if any(one[name] != row[name] for name in same)]
     rows.append(row)
-    path.write_text("[\n" + ",\n".join(json.dumps(one) for one in rows) + "\n]\n")
+    result_rows.write(path, rows)
     load_plot.draw(path)
 
 

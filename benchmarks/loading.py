@@ -21,7 +21,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "ops")]
 
-from benchmarks import synth_rwkv7  # noqa: E402
+from benchmarks import result_rows, synth_rwkv7  # noqa: E402
 from benchmarks.engine import card, commit, say, significant  # noqa: E402
 from benchmarks.engine_step import Timer, free  # noqa: E402
 from model import checkpoint  # noqa: E402
@@ -98,9 +98,9 @@ def measure(args: argparse.Namespace, path: Path) -> Row:
 
 def save(row: Row, path: Path) -> None:
     """Put the row into the JSON list of ``path``, in the place of the one of its model and card."""
-    rows = json.loads(path.read_text()) if path.exists() else []
+    rows = result_rows.read(path)
     kept = [one for one in rows if (one["model"], one["card"]) != (row["model"], row["card"])]
-    path.write_text("[\n" + ",\n".join(json.dumps(one) for one in [*kept, row]) + "\n]\n")
+    result_rows.write(path, [*kept, row])
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -30,7 +30,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "ops")]
 
-from benchmarks import op_cases, ops_report  # noqa: E402
+from benchmarks import op_cases, ops_report, result_rows  # noqa: E402
 from benchmarks.op_cases import Case, Missing, Peer  # noqa: E402
 from benchmarks.ops_timing import Timed, ceilings, side_by_side, time_limit  # noqa: E402
 
@@ -172,7 +172,7 @@ def main() -> None:
     print(torch.cuda.get_device_name(), f"torch {torch.__version__};", {k: f"{v:.3g}/s" for k, v in limits.items()})
     rows: list[Row] = []
     passed_over: list[Row] = []
-    skip = Skipped(ops_report.load(args.save) if args.skip_measured else [])
+    skip = Skipped(result_rows.read(args.save) if args.skip_measured else [])
     for case in all_cases(names(args.only), names(args.cases)):
         if time.monotonic() - begin > args.budget:
             print(f"{args.budget:.0f} s are over: not measured from {case.op} {case.shape} on")

@@ -1,9 +1,8 @@
 """The rows of ``benchmarks/ops.py`` as JSON, as a picture and as the tables of ops/README.md."""
 
-import json
 from pathlib import Path
 
-from benchmarks import marks
+from benchmarks import marks, result_rows
 
 Row = dict[str, object]
 KEY = ("op", "pass", "dtype", "shape", "peer")
@@ -25,19 +24,13 @@ def line(row: Row) -> str:
     return ours if row["peer"] == ALONE else f"{ours}  x{row['ratio']:<7} {row['peer']} {row['peer_ms']} ms"
 
 
-def load(path: Path) -> list[Row]:
-    """The rows of a JSON file; none where there is no file."""
-    return json.loads(path.read_text()) if path.exists() else []
-
-
 def merge(path: Path, rows: list[Row]) -> None:
     """Put ``rows`` into the file, in the place of rows for the same thing; one without a peer is for want of others."""
-    found = {key(row): row for row in [*load(path), *rows]}
+    found = {key(row): row for row in [*result_rows.read(path), *rows]}
     compared = {place[:-1] for place in found if place[-1] != ALONE}
     kept = [row for place, row in found.items() if place[-1] != ALONE or place[:-1] not in compared]
     order = sorted(kept, key=lambda row: (row["op"], row["pass"] == "backward"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("[\n" + ",\n".join(json.dumps(row) for row in order) + "\n]\n")
+    result_rows.write(path, order)
 
 
 def draw(path: Path) -> None:
@@ -47,7 +40,7 @@ def draw(path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = load(path)
+    rows = result_rows.read(path)
     names = sorted({(row["op"], row["pass"]) for row in rows}, key=str, reverse=True)
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 1 + 0.33 * len(names)), sharey=True)
     peers = sorted({str(row["peer"]) for row in rows} - {ALONE})
@@ -87,4 +80,4 @@ def table(rows: list[Row]) -> str:
 
 def write_readme(results: Path, readme: Path) -> None:
     """Replace what stands between the two marks in ``readme``. Raises ValueError where there are no marks."""
-    marks.replace(readme, BEGIN, END, table(load(results)))
+    marks.replace(readme, BEGIN, END, table(result_rows.read(results)))

@@ -51,7 +51,10 @@ class Pacer:
         return max(self._grid, int(self._budget) // self._grid * self._grid)
 
     def measured(self, writing: int, tokens: int, seconds: float) -> None:
-        """A step with ``writing`` replies and ``tokens`` of prompts took ``seconds``, as far as is seen."""
+        """A step with ``writing`` replies and ``tokens`` of prompts took ``seconds``.
+
+        Of one without prompts that counts only where none with prompts was planned behind it: see budget().
+        """
         size = writing.bit_length()
         if not writing or (not tokens and self._planned):
             return

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ops_report
+from benchmarks import ops_report, result_rows
 
 
 def row(op: str, ours: float = 1.0, **change: object) -> ops_report.Row:
@@ -16,7 +16,7 @@ def test_new_rows_take_the_place_of_old_ones(tmp_path: Path) -> None:
     path = tmp_path / "results" / "rows.json"
     ops_report.merge(path, [row("b"), row("a"), row("a", **{"pass": "backward"})])
     ops_report.merge(path, [row("a", ours=4.0), row("a", peer="copy")])
-    found = [(r["op"], r["pass"], r["peer"], r["ours_ms"]) for r in ops_report.load(path)]
+    found = [(r["op"], r["pass"], r["peer"], r["ours_ms"]) for r in result_rows.read(path)]
     assert found == [
         ("a", "forward", "torch", 4.0),
         ("a", "forward", "copy", 1.0),
@@ -34,7 +34,7 @@ def test_a_row_without_a_peer_stands_until_there_is_one_with(tmp_path: Path) -> 
     )
     ops_report.merge(path, [row("a")])
     ops_report.merge(path, [row("a", **alone)])
-    assert [(r["op"], r["peer"]) for r in ops_report.load(path)] == [("a", "torch"), ("b", "-")]
+    assert [(r["op"], r["peer"]) for r in result_rows.read(path)] == [("a", "torch"), ("b", "-")]
     readme.write_text(f"{ops_report.BEGIN}\n{ops_report.END}\n")
     ops_report.write_readme(path, readme)
     assert "| `b` | forward | float16 | N=3 | 1.0 | 50% | - | - | - |" in readme.read_text().splitlines()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import engine, engine_peer, engine_report, synth_rwkv7
+from benchmarks import engine, engine_peer, engine_report, result_rows, synth_rwkv7
 from benchmarks.engine_cells import Cell
 from benchmarks.engine_gate import Gate, Gated, cut
 from benchmarks.engine_step import Repeated, Step, Timer, Times, count_launches, measure
@@ -91,7 +91,7 @@ def test_without_peer_only_the_cells_that_ran_are_replaced(tmp_path: Path, capsy
     times = {"ours_ms": 1.0, "floor_ms": 0.5, "peer_ms": None}
     engine_report.merge(tmp_path / "rows.json", [{**old, **times, "B": 1}, {**old, **times, "B": 2}])
     assert engine.run(engine.parse(options(tmp_path, "--cells", "2x1", "--no-peer"))) == 0
-    rows = engine_report.load(tmp_path / "rows.json")
+    rows = result_rows.read(tmp_path / "rows.json")
     assert [(row["B"], row["launches"]) for row in rows] == [(1, 1), (2, None)]
     assert "pip install" not in capsys.readouterr().err
 
@@ -111,7 +111,7 @@ def test_no_time_for_wrong_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(RWKV7, "forward", swapped)
     assert engine.run(engine.parse(options(tmp_path, "--cells", "3x1,1x1", "--no-peer"))) == 1
-    assert [row["B"] for row in engine_report.load(tmp_path / "rows.json")] == [1]
+    assert [row["B"] for row in result_rows.read(tmp_path / "rows.json")] == [1]
     assert "gate RED" in capsys.readouterr().err
 
 

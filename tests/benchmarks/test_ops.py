@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import op_cases, ops, ops_report
+from benchmarks import op_cases, ops, ops_report, result_rows
 from benchmarks.op_cases import Case, scattering2d, wkv
 from benchmarks.wkv_problem import Problem, problem
 
@@ -99,7 +99,7 @@ def test_what_is_known_or_took_too_long_is_passed_over(monkeypatch: pytest.Monke
         return Case(op, False, torch.float32, shape, calls, peers, lambda: 0.0, 0.1, 12, graph=False)
 
     ops_report.merge(tmp_path / "rows.json", [{**row_of(case("add", "N=3")), "peer": "measured"}])
-    skip = ops.Skipped(ops_report.load(tmp_path / "rows.json"))
+    skip = ops.Skipped(result_rows.read(tmp_path / "rows.json"))
     found = []
     for one in (case("add", "N=3"), case("add", "N=4"), case("swish", "N=3")):
         rows = list(ops.measure(one, LIMITS, OPTIONS, skip))

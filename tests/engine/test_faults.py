@@ -127,7 +127,7 @@ def test_finding_out_who_failed_holds_nobody_up(start: StartEngine) -> None:
     joined: list[Handle] = []
 
     def script(ids: list[int]) -> int:
-        if ids[0] == GUILTY and len(ids) == 407 and not joined:
+        if ids[0] == GUILTY and len(ids) == 411 and not joined:
             joined.append(engine.submit([1], GREEDY, 5))
             failed_at.append(len(model.steps))
             raise ValueError("broken once")
@@ -135,8 +135,8 @@ def test_finding_out_who_failed_holds_nobody_up(start: StartEngine) -> None:
 
     model, failed_at = StubModel(script), []
     engine = start(model, chunk=8)
-    long = [engine.submit([GUILTY] * 405, GREEDY, 4) for _ in range(2)]
-    assert all(list(handle) == reply_of(mixed, [GUILTY] * 405, 4) for handle in long)
+    long = [engine.submit([GUILTY] * 405, GREEDY, 9) for _ in range(2)]
+    assert all(list(handle) == reply_of(mixed, [GUILTY] * 405, 9) for handle in long)
     assert list(joined[0]) == reply_of(mixed, [1], 5)
     begun = [index for index, step in enumerate(model.steps) if [1] in step.ids]
     assert begun[0] <= failed_at[0] + 1, "while the two are read again, which takes a hundred steps"

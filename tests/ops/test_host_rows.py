@@ -267,7 +267,7 @@ def test_opcheck(dtype: torch.dtype, device: str) -> None:
     table = numbers(7, 6, dtype=dtype, device=device)
     ids, order = index(device, [1, 1, 5]), index(device, [2, 0, 1])
     gradient = numbers(3, 6, dtype=dtype, device=device, seed=2)
-    for n in (3, 0):
+    for n in (3, 0) if dtype == torch.float32 else (3,):
         torch.library.opcheck(COMPILED.host_gather.default, (table.clone().requires_grad_(), ids[:n]))
         torch.library.opcheck(COMPILED.host_scatter_.default, (table, order[:n], gradient[:n]))
         arguments = gradient[:n].clone().requires_grad_(), ids[:n], order[:n].argsort(), 7, device == "cuda"

@@ -24,8 +24,8 @@ template <class S>
 __device__ __forceinline__ void init_mail(const WideMemory<S>& memory) {
   static_assert(16 * S::STAGES + 16 <= S::barriers);
   if (threadIdx.x != 0) return;
-  barrier_init(stages_free(memory), kSumThreads / 32);
-  barrier_init(mail_there(memory), kSumThreads / 32 / 2);
+  barrier_init(stages_free(memory), kSumThreads);
+  barrier_init(mail_there(memory), kSumThreads / 2);
 }
 
 // The same place in the shared memory of block `rank` of the cluster.
@@ -34,12 +34,10 @@ __device__ __forceinline__ uint32_t in_block(uint32_t address, uint32_t rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
-// What this warp did before is done for whoever waits for the barrier, which is in either block.
-__device__ __forceinline__ void warp_arrives_in(uint32_t barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-  }
+// What this thread did before is done for whoever waits for the barrier, which is in either block. By all lanes, as
+// csrc/barriers.cuh says.
+__device__ __forceinline__ void arrive_in(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void wait_for_cluster(uint32_t barrier) {
   asm volatile(
@@ -69,7 +67,7 @@ __device__ __forceinline__ bool join_parts(float (&sums)[S::BLOCKS][S::N / 2], c
                                            uint32_t rank) {
   const uint32_t mine = memory.stage(0) + threadIdx.x % 128 * 16;
   const bool sends = threadIdx.x / 128 != rank;
-  warp_arrives_in(in_block(stages_free(memory), rank ^ 1));
+  arrive_in(in_block(stages_free(memory), rank ^ 1));
   wait_for_cluster(sends ? stages_free(memory) : mail_there(memory));
   const uint32_t there = in_block(mine, rank ^ 1);
 #pragma unroll
@@ -84,7 +82,7 @@ __device__ __forceinline__ bool join_parts(float (&sums)[S::BLOCKS][S::N / 2], c
       }
     }
   }
-  if (sends) warp_arrives_in(in_block(mail_there(memory), rank ^ 1));
+  if (sends) arrive_in(in_block(mail_there(memory), rank ^ 1));
   return !sends;
 }
 #endif

@@ -1,6 +1,6 @@
 // Products of matrices on tensor cores in tf32, which keeps 11 bits of a float32 and its range. Where that is too few
 // (`split`), x = big + small and a product is big big + big small + small big: float32 but for about two bits. And what
-// feeds them: 16-byte asynchronous copies into shared memory, and barriers that one warp waits on while others arrive.
+// feeds them: 16-byte asynchronous copies into shared memory.
 #pragma once
 
 #include "fast_math.cuh"
@@ -75,35 +75,5 @@ __device__ __forceinline__ void copy16(void* to, const void* from, bool inside) 
 
 // Until this thread's copies have arrived; a __syncwarp() later the warp's have.
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// A barrier in shared memory: it turns to its next phase when `count` threads have arrived.
-__device__ __forceinline__ void init_barrier(uint64_t* barrier, int count) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-  asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(barrier)) : "memory");
-}
-
-// For a whole warp: until the phase of this parity is over. The phase before the first counts as one of parity 1 that
-// is.
-__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
-  uint32_t done = 0;
-  while (!done) {
-#if __CUDA_ARCH__ >= 900
-    // Asleep, up to so many nanoseconds: a warp that polls takes its neighbours' turns.
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2, %3; selp.u32 %0, 1, 0, p;}"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(parity), "r"(1000000)
-                 : "memory");
-#else
-    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
-#endif
-  }
-  __syncwarp();
-}
 
 }  // namespace cog_rwkv

@@ -72,7 +72,7 @@ __device__ __forceinline__ void produce(const Wkv7<T, void>& p, const Share& s, 
     wait_for_copies();
     team.sync();
     make_chunk<T, split>(slot, n, team);
-    if (team.lane == 0) arrive(&barriers.full[producer]);
+    arrive(&barriers.full[producer]);
   }
 }
 
@@ -272,8 +272,7 @@ __device__ __forceinline__ void consume(const Wkv7<T, void>& p, ScalarType state
     }
     wait(&barriers.full[turn], parity);
     step_state<T, split>(s, y, slot, value, exchange.sums[buffer], c);
-    __syncwarp();
-    if (c.lane == 0) arrive(&barriers.empty[turn]);
+    arrive(&barriers.empty[turn]);
     write_y(p.y + t * stride + share.head * kHead + value, stride, y[0].sums, n, c);
     if (++turn == slots.count) turn = 0, parity ^= 1;
   }
@@ -301,8 +300,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if (!begin_share(p, i, share)) return;
   if (threadIdx.x == 0) {
     for (int j = 0; j < producers; j++) {
-      init_barrier(&barriers.full[j], 2);
-      init_barrier(&barriers.empty[j], 2 * consumers);
+      init_barrier(&barriers.full[j], 2 * kWarp);
+      init_barrier(&barriers.empty[j], 2 * kWarp * consumers);
     }
   }
   __syncthreads();  // barrier 0: the pairs have the next ones

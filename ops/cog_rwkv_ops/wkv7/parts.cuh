@@ -131,8 +131,8 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
   const Room room{tiles, &barriers, (kGroupThreads / kWarp - groups * kGroup) / 2};
   if (threadIdx.x == 0) {
     for (int j = 0; j < room.pairs; j++) {
-      init_barrier(&barriers.full[j], 2);
-      init_barrier(&barriers.empty[j], kGroup * groups);
+      init_barrier(&barriers.full[j], 2 * kWarp);
+      init_barrier(&barriers.empty[j], kGroup * kWarp * groups);
     }
   }
   __syncthreads();

@@ -1,6 +1,7 @@
 // The shared memory of wkv7 in chunks: where the numbers of 16 tokens lie, and in which order a lane takes them.
 #pragma once
 
+#include "../csrc/barriers.cuh"
 #include "../csrc/mma.cuh"
 #include "work.cuh"
 

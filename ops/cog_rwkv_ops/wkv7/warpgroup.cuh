@@ -185,7 +185,7 @@ __device__ __forceinline__ void follow_chunks(WholeState& s, const Share& share,
     float d[16];
     wait(&room.barriers->full[turn.pair], turn.parity);
     step_state<T, passes>(s, left, d, tiles, row, lane, [&] { sent.send(to - kChunk * stride, stride, mine, lane); });
-    if (lane == 0) arrive(&room.barriers->empty[turn.pair]);
+    arrive(&room.barriers->empty[turn.pair]);
     sent.template take<Y>(d + 8, static_cast<int>(min(share.sequence.end - t, int64_t{kChunk})));
     to += kChunk * stride;
   }
@@ -217,8 +217,7 @@ __device__ __forceinline__ void prepare_chunks(const Wkv7<T, void>& p, const Sha
     team.sync();
     make_chunk<T>(tiles, n, team);
     fence_copies();  // wgmma reads what was stored here
-    __syncwarp();
-    if (team.lane == 0) arrive(&room.barriers->full[pair]);
+    arrive(&room.barriers->full[pair]);
   }
 }
 #endif

@@ -64,7 +64,7 @@ class Reader {
 
   __device__ __forceinline__ void add_values(const void* value_t) {
     sync_readers();
-    if (threadIdx.x == 0) arrive_at(&memory_.ring.asked);
+    if (threadIdx.x < 32) arrive(&memory_.ring.asked);
     values_.add(value_t, reinterpret_cast<float*>(vectors_));
   }
 

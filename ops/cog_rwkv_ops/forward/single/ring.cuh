@@ -34,8 +34,8 @@ struct Ring {
 
 // By one thread, before the block's first barrier.
 __device__ __forceinline__ void make_ring(Ring& ring) {
-  for (uint32_t i = 0; i < kSlots; i++) make_barrier(&ring.full[i]), make_barrier(&ring.empty[i]);
-  make_barrier(&ring.asked);
+  for (uint32_t i = 0; i < kSlots; i++) init_barrier(&ring.full[i], 1), init_barrier(&ring.empty[i], 32);
+  init_barrier(&ring.asked, 32);
   tell_of_barriers();
 }
 
@@ -147,8 +147,7 @@ class RingReader {
       const uint32_t copy = next_ + i, slot = copy % kSlots, first = i * part.at_once;
       wait_at(&ring_.full[slot], copy / kSlots & 1);
       f(static_cast<const unsigned char*>(ring_.slots[slot]), first, min(part.at_once, part.rows - first));
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) arrive_at(&ring_.empty[slot]);
+      arrive(&ring_.empty[slot]);
     }
     next_ += copies;
   }

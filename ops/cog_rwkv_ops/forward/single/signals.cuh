@@ -3,7 +3,7 @@
 // Every wait gives up after some seconds: a grid that hangs would hold the device for good.
 #pragma once
 
-#include "../../csrc/shared.cuh"
+#include "../../csrc/barriers.cuh"
 #include "../../csrc/wgmma.cuh"
 
 namespace cog_rwkv {
@@ -24,14 +24,6 @@ class Patience {
 };
 
 // ---- in a block: barriers in shared memory
-
-__device__ __forceinline__ void make_barrier(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-}
-
-__device__ __forceinline__ void arrive_at(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
 
 __device__ __forceinline__ void wait_at(uint64_t* barrier, uint32_t parity) {
   Patience patience;

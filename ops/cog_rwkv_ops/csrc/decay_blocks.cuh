@@ -24,6 +24,10 @@ constexpr int kChunkWarps = 4, kChunkThreads = 32 * kChunkWarps;  // a warp has 
 // From one row to the next, so that the lanes of a warp do not meet in a bank.
 constexpr int kRow = kWide + 8, kScoreRow = 20, kPartRow = 24;
 
+// float16 and bfloat16 as they are fit into tf32.
+template <class T>
+constexpr bool kExact = sizeof(T) == 2;
+
 template <class T>
 using Rows = T[kTileTokens * kRow];
 using Scores = float[kBlockTokens * kScoreRow];  // of token i (row) with token j
@@ -150,7 +154,7 @@ __device__ __forceinline__ void read_state(Sums (&found)[2], Sums (&more)[2], co
   for (int j = 0; j < 8; j++) {
     Left left;
     load_left(left, x + j * 8, kRow, at);
-    multiply<split, 2>([&](int h) {
+    multiply<split, 2, kExact<T>>([&](int h) {
       return TileProduct{j % 2 ? more[h] : found[h],
                          j % 2 ? found[h] : more[h],
                          left,
@@ -160,12 +164,12 @@ __device__ __forceinline__ void read_state(Sums (&found)[2], Sums (&more)[2], co
 }
 
 // m += p' q for 16 tokens: `p` is what each lane has of the warp's 16 columns of p, transposed.
-template <bool split, class T>
+template <bool split, bool exact_p, class T>
 __device__ __forceinline__ void add_to_state(Sums (&m)[8], const Left (&p)[2], const T* q, const Lane& at) {
 #pragma unroll
   for (int s = 0; s < 2; s++) {
     const T* from = q + (8 * s + at.q) * kRow + at.g;
-    multiply<split, 8>([&](int j) {
+    multiply<split, 8, exact_p, kExact<T>>([&](int j) {
       const float low = static_cast<float>(from[j * 8]), high = static_cast<float>(from[4 * kRow + j * 8]);
       return TileProduct{m[j], m[j], p[s], {low, high}};
     });

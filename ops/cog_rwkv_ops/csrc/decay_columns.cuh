@@ -128,7 +128,7 @@ __device__ __forceinline__ void write_columns(const ColumnsShared<T>& shared, co
   for (int half = 0; half < 2; half++) {
     const float* const from = shared.scores[block] + at.g * kScoreRow + half * 8 + at.q;
     const Left scores = {from[0], from[8 * kScoreRow], from[4], from[8 * kScoreRow + 4]};
-    multiply<split, 2>([&](int h) {
+    multiply<split, 2, false, kExact<T>>([&](int h) {
       return TileProduct{found[h], more[h], scores, {p[half][h], p[half][2 + h]}};
     });
   }
@@ -156,7 +156,7 @@ __device__ __forceinline__ void walk_columns(Sums (&m)[8], const ColumnsShared<T
       const float2 decay = load_pair(shared.decay[block] + j * 8 + 2 * at.q);
       m[j][0] *= decay.x, m[j][1] *= decay.y, m[j][2] *= decay.x, m[j][3] *= decay.y;
     }
-    add_to_state<split>(m, own, shared.leaving + block * kBlockTokens * kRow, at);
+    add_to_state<split, kExact<T>>(m, own, shared.leaving + block * kBlockTokens * kRow, at);
   }
 }
 

@@ -43,7 +43,7 @@ __device__ __forceinline__ void score_rows(RowsShared<T>& shared, const Lane& at
     load_left(left, x + j, kRow, at);
     load_right(right[0], q + j, at);
     load_right(right[1], q + 8 * kRow + j, at);
-    multiply<true, 2>([&](int h) {
+    multiply<true, 2, kExact<T>, kExact<T>>([&](int h) {
       return TileProduct{sums[h], more[h], left, {right[h][0], right[h][1]}};
     });
   }
@@ -245,7 +245,7 @@ __device__ __forceinline__ void walk_rows(Sums (&m)[8], RowSums& sums, RowsShare
       own[i / 4][i % 4] *= shared.part[at.warp][kLeave][token * kPartRow + column];
       m[i][0] *= decay[0], m[i][1] *= decay[0], m[i][2] *= decay[1], m[i][3] *= decay[1];
     }
-    add_to_state<true>(m, own, shared.q + block * kBlockTokens * kRow, at);
+    add_to_state<true, false>(m, own, shared.q + block * kBlockTokens * kRow, at);
   }
 }
 

@@ -11,6 +11,8 @@
 // of i. Every token has one factor a level, a product of decays, at most 1.
 #pragma once
 
+#include <cmath>
+
 #include "cuda.cuh"
 #include "decay_scan_args.h"
 #include "fast_math.cuh"
@@ -83,12 +85,15 @@ __device__ __forceinline__ Walk walk_of(const Scan<T>& s, const Segments& g, int
 // Starts to copy the next tile; zeros behind the last token.
 template <class T>
 __device__ __forceinline__ void start_rows(T* to, const T* from, const Walk& walk) {
-  constexpr int kPer16 = 16 / sizeof(T), kPieces = kWide / kPer16;
-  const int n = walk.left();
-  for (int i = threadIdx.x; i < kTileTokens * kPieces; i += kChunkThreads) {
-    const int row = i / kPieces, column = i % kPieces * kPer16;
-    const bool inside = row < n;
-    copy16(to + row * kRow + column, from + walk.at(inside ? row : 0) + column, inside);
+  constexpr int kPer16 = 16 / sizeof(T), kPieces = kWide / kPer16, kStep = kChunkThreads / kPieces;
+  const int n = walk.left(), row = static_cast<int>(threadIdx.x) / kPieces;
+  const int column = static_cast<int>(threadIdx.x) % kPieces * kPer16;
+  const T* at = from + walk.at(row) + column;
+#pragma unroll
+  for (int i = 0; i < kTileTokens; i += kStep) {
+    const bool inside = row + i < n;
+    copy16(to + (row + i) * kRow + column, inside ? at : from, inside);
+    at += kStep * walk.stride;
   }
 }
 
@@ -193,16 +198,22 @@ __device__ __forceinline__ bool is_pair(int level, int i, int j) {  // j is from
   return i / (2 * level) == j / (2 * level) && i % (2 * level) >= level;
 }
 
-// -exp(w), w raw.
-__device__ __forceinline__ float log_of_decay(float w) { return -exp2_fast(1.44269504f * w); }
-
-// Of 8 tokens of a channel, beginning with the one at w, or all the same: `fixed`. 1 from the n-th on.
+// Of 8 tokens of a channel, beginning with the one at `from`, or all the same: `fixed`. From the n-th on no decay.
 template <class T>
-__device__ __forceinline__ void load_decays(float (&d)[8], const T* w, bool constant, float fixed, int n) {
+__device__ __forceinline__ void load_raw(float (&w)[8], const T* from, bool constant, float fixed, int n) {
+  if (constant) {
 #pragma unroll
-  for (int i = 0; i < 8; i++)
-    d[i] = i < n ? expf(log_of_decay(constant ? fixed : static_cast<float>(w[i * kRow]))) : 1.0f;
+    for (int i = 0; i < 8; i++) w[i] = fixed;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; i++) w[i] = static_cast<float>(from[i * kRow]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) w[i] = i < n ? w[i] : -INFINITY;
 }
+
+// exp(-exp(w)) = 2^-(2^(w log2 e + log2 log2 e)).
+__device__ __forceinline__ float decay_of(float w) { return exp2_fast(-exp2_fast(fmaf(w, 1.44269504f, 0.52876637f))); }
 
 // The factors of a lane's 8 tokens: to read what stood before the block, to stay until its end, and of each level but
 // the last, which has none.
@@ -210,7 +221,11 @@ struct Factors {
   float enter[8], leave[8], eight[8], four[8], two[8], all;
 };
 
-__device__ __forceinline__ Factors find_factors(const float (&d)[8], bool upper) {
+// w: raw.
+__device__ __forceinline__ Factors find_factors(const float (&w)[8], bool upper) {
+  float d[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) d[i] = decay_of(w[i]);
   Factors f;
   float before[8], behind[8];
   before[0] = behind[7] = 1.0f;

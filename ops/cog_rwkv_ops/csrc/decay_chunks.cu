@@ -116,6 +116,13 @@ constexpr int kBlocksEach = sizeof(T) == 4 ? 1 : 2;
 }  // namespace
 
 template <class T>
+bool uses_chunks(const char* op, int64_t tokens) {
+  constexpr size_t bytes = std::max(sizeof(ColumnsShared<T>), sizeof(RowsShared<T>));
+  if (tokens < kDecayChunksFrom) return false;
+  return device_attribute(op, cudaDevAttrMaxSharedMemoryPerBlockOptin) >= static_cast<int>(bytes);
+}
+
+template <class T>
 void chunk_forward(const char* op, const Launch& launch, const Scan<T>& for_y, int64_t batch, bool constant,
                    const Tensor& like) {
   if (batch * for_y.heads == 0) return;
@@ -144,6 +151,9 @@ void chunk_backward(const char* op, const Launch& launch, const Scan<T>& for_r, 
   scan_rows<RowsDecay<true>>(op, launch, for_k, plan, plan.segments.d_w_sum, constant ? for_k.d_w_sum : nullptr);
 }
 
+template bool uses_chunks<float>(const char*, int64_t);
+template bool uses_chunks<Half>(const char*, int64_t);
+template bool uses_chunks<BFloat16>(const char*, int64_t);
 template void chunk_forward<float>(const char*, const Launch&, const Scan<float>&, int64_t, bool, const Tensor&);
 template void chunk_forward<Half>(const char*, const Launch&, const Scan<Half>&, int64_t, bool, const Tensor&);
 template void chunk_forward<BFloat16>(const char*, const Launch&, const Scan<BFloat16>&, int64_t, bool, const Tensor&);

@@ -10,6 +10,11 @@ namespace cog_rwkv {
 
 constexpr int64_t kDecayChunksFrom = 64;  // tokens of a sequence
 
+// Whether sequences of so many tokens are computed so: not where shared memory is too small for it, as for float32 on
+// GPUs that have 99 KiB a block.
+template <class T>
+bool uses_chunks(const char* op, int64_t tokens);
+
 // y and the last state. `like`: any float32 tensor of the device; `constant`: as in ScanKind.
 template <class T>
 void chunk_forward(const char* op, const Launch& launch, const Scan<T>& for_y, int64_t batch, bool constant,

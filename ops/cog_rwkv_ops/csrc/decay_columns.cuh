@@ -8,18 +8,17 @@ namespace cog_rwkv {
 
 template <class T>
 struct ColumnsShared {
-  alignas(16) Rows<T> p[2], q, x, w;
+  alignas(16) Rows<T> p, q, x, w;
   alignas(16) Rows<float> entering, leaving;  // x and q with the decays from the block's begin and to its end
   alignas(16) Part part[kChunkWarps][3];      // of q in the lower and x in the upper halves, at levels 8, 4, 2
   alignas(16) Scores scores[kBlocks];
   alignas(16) float decay[kBlocks][kWide];
 };
 
-// A tile's p, which is read to the end, into one of two places; the rest into one.
+// All but p, which is read to the end of a tile: the others may come while the last tile is at work.
 template <bool outputs, class T>
 __device__ __forceinline__ void start_columns(ColumnsShared<T>& shared, const Scan<T>& s, const Segments& g,
                                               const Walk& walk) {
-  start_rows(shared.p[walk.done / kTileTokens % 2], s.p, walk);
   start_rows(shared.q, s.q, walk);
   if (outputs) start_rows(shared.x, s.x, walk);
   if (!g.constant) start_rows(shared.w, static_cast<const T*>(s.w), walk);
@@ -104,9 +103,9 @@ __device__ __forceinline__ void prepare_columns(ColumnsShared<T>& shared, const 
     const int channel = begin + at.channel;
     const int64_t shared_channel = walk.head * kWide + channel;
     const float fixed = g.constant ? static_cast<const float*>(s.w)[shared_channel] : 0.0f;
-    float d[8];
-    load_decays(d, shared.w + first * kRow + channel, g.constant, fixed, n);
-    const Factors f = find_factors(d, at.half);
+    float w[8];
+    load_raw(w, shared.w + first * kRow + channel, g.constant, fixed, n);
+    const Factors f = find_factors(w, at.half);
     if (at.half == 0) shared.decay[at.warp][channel] = f.all;
     decay_channel<split, outputs>(shared, f, outputs ? s.u[shared_channel] : 0.0f, bonus, channel, at);
     if constexpr (outputs) {
@@ -145,7 +144,7 @@ __device__ __forceinline__ void write_columns(const ColumnsShared<T>& shared, co
 template <bool split, bool outputs, class T>
 __device__ __forceinline__ void walk_columns(Sums (&m)[8], const ColumnsShared<T>& shared, const Scan<T>& s,
                                              const Walk& walk, const Lane& at) {
-  const T* const p = shared.p[walk.done / kTileTokens % 2] + at.warp * 16;
+  const T* const p = shared.p + at.warp * 16;
 #pragma unroll 1
   for (int block = 0; block < kBlocks; block++) {
     Left own[2];
@@ -176,7 +175,9 @@ __global__ void __launch_bounds__(kChunkThreads) chunk_columns_kernel(const Scan
   while (walk.done < walk.tokens) {
     wait_for_copies();
     __syncthreads();
+    start_rows(shared.p, s.p, walk);
     prepare_columns<split, outputs>(shared, s, g, walk, at);
+    wait_for_copies();
     __syncthreads();
     Walk next = walk;
     next.done += kTileTokens;

@@ -59,9 +59,9 @@ template <class T>
 __device__ __forceinline__ void decay_rows(RowsShared<T>& shared, const Segments& g, const Walk& walk, float fixed,
                                            int block, const Lane& at) {
   const int first = block * kBlockTokens + at.half * 8;
-  float d[8];
-  load_decays(d, shared.w + first * kRow + at.warp * 16 + at.channel, g.constant, fixed, walk.left() - first);
-  const Factors f = find_factors(d, at.half);
+  float w[8];
+  load_raw(w, shared.w + first * kRow + at.warp * 16 + at.channel, g.constant, fixed, walk.left() - first);
+  const Factors f = find_factors(w, at.half);
   float* const to = shared.part[at.warp][0] + at.half * 8 * kPartRow + at.channel;
   constexpr int kPart = kBlockTokens * kPartRow;
 #pragma unroll
@@ -161,19 +161,20 @@ __device__ __forceinline__ void flow_rows(RowSums& sums, const RowsShared<T>& sh
   const int first = block * kBlockTokens + at.half * 8, n = walk.left() - first;
   const int column = at.warp * 16 + at.channel;
   const float* const own = shared.part[at.warp][kTwo] + at.half * 8 * kPartRow + at.channel;
-  float other[8], change = 0.0f;
+  float w[8], other[8], change = 0.0f;
+  load_raw(w, shared.w + first * kRow + column, g.constant, fixed, n);
+  const float* const products = s.product + walk.at(first) + column;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    other[i] = i < n ? s.product[walk.at(first + i) + column] : 0.0f;
+    other[i] = i < n ? products[i * walk.stride] : 0.0f;
     change += other[i] - own[i * kPartRow];
   }
   const float there = __shfl_xor_sync(kAllLanes, change, 16);
   float flow = sums.flow + (at.half ? there : 0.0f);
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    const float w = g.constant ? fixed : static_cast<float>(shared.w[(first + i) * kRow + column]);
-    const float log_decay = log_of_decay(w), d_log = flow - own[i * kPartRow];
-    const float d_w = i < n && log_decay > -100.0f ? d_log * log_decay : 0.0f;
+    const float log_decay = -exp2_fast(1.44269504f * w[i]), d_log = flow - own[i * kPartRow];
+    const float d_w = log_decay > -100.0f ? d_log * log_decay : 0.0f;
     if (i < n && !g.constant) s.d_w[walk.at(first + i) + column] = static_cast<T>(d_w);
     sums.d_w += d_w;
     flow = d_log + other[i];

@@ -248,7 +248,7 @@ std::tuple<Tensor, Tensor> scan_forward_cuda(const char* op, const Tensor& r, co
                     .out = mutable_data<T>(y),
                     .tokens = r.size(1),
                     .heads = r.size(2)};
-    if (s.tokens >= kDecayChunksFrom) return chunk_forward(op, launch, s, r.size(0), constant, after);
+    if (uses_chunks<T>(op, s.tokens)) return chunk_forward(op, launch, s, r.size(0), constant, after);
     launch_scan<ScanKind<false, false, constant>>(op, launch, s, r.size(0));
   });
   return {y, after};
@@ -288,7 +288,7 @@ ScanGradients scan_backward_cuda(const char* op, const Tensor& d_y, const Tensor
     Scan<T> for_v = with(ds, rs, ks, d_v, after);
     for_r.z = data<T>(rs), for_r.end = mutable_data<float>(last);
     for_k.z = data<T>(ks), for_v.end = mutable_data<float>(d_state);
-    if (common.tokens >= kDecayChunksFrom)
+    if (uses_chunks<T>(op, common.tokens))
       return chunk_backward(op, launch, for_r, for_v, for_k, batch, constant, last);
     launch_scan<ScanKind<true, false, constant>>(op, launch, for_r, batch);
     launch_scan<ScanKind<false, true, constant>>(op, launch, for_v, batch);

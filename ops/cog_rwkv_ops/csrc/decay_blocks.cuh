@@ -5,10 +5,10 @@
 //   out_i = (d_0 .. d_i-1) M x_i + sum over j < i of (d_j+1 .. d_i-1) (q_j x_i) p_j
 //   M <- (d_0 .. d_15) M + sum over j of (d_j+1 .. d_15) p_j q_j'
 //
-// where decays multiply keys, in q and x or in p and out. A decay may be as small as 0, so nothing is divided: the pairs
-// i > j are those of four levels, 8, 4, 2, 1. At level n the block falls into groups of 2 n tokens, with i in the upper
-// and j in the lower half of the same group, and the middle of the group cuts d_j+1 .. d_i-1 into a factor of j and one
-// of i. Every token has one factor a level, a product of decays, at most 1.
+// where decays multiply keys, in q and x or in p and out. A decay may be as small as 0, so nothing is divided: the
+// pairs i > j are those of four levels, 8, 4, 2, 1. At level n the block falls into groups of 2 n tokens, with i in the
+// upper and j in the lower half of the same group, and the middle of the group cuts d_j+1 .. d_i-1 into a factor of j
+// and one of i. Every token has one factor a level, a product of decays, at most 1.
 #pragma once
 
 #include <cmath>
@@ -39,11 +39,11 @@ using Part = float[kBlockTokens * kPartRow];     // 16 channels of a block
 struct Segments {
   int count;
   int64_t tokens;
-  bool constant;             // w is [heads, 64]
-  float* states;             // [batch heads, count - 1, value, key]: M before the second segment of the scan, and so on
-  float* decays;             // [batch heads, count - 1, 64]: of a whole segment
-  const float* after;        // like states: those of the scan for d_r, from the first token to the last
-  float *d_u, *d_w_sum;      // [batch heads, count, 64]
+  bool constant;         // w is [heads, 64]
+  float* states;         // [batch heads, count - 1, value, key]: M before the second segment of the scan, and so on
+  float* decays;         // [batch heads, count - 1, 64]: of a whole segment
+  const float* after;    // like states: those of the scan for d_r, from the first token to the last
+  float *d_u, *d_w_sum;  // [batch heads, count, 64]
 };
 
 struct Lane {
@@ -235,10 +235,11 @@ __device__ __forceinline__ Factors find_factors(const float (&w)[8], bool upper)
     behind[7 - i] = behind[8 - i] * d[8 - i];
   }
   const float own = before[7] * d[7], other = __shfl_xor_sync(kAllLanes, own, 16);
+  const float from_begin = upper ? other : 1.0f, to_end = upper ? 1.0f : other;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    f.enter[i] = upper ? other * before[i] : before[i];
-    f.leave[i] = upper ? behind[i] : behind[i] * other;
+    f.enter[i] = from_begin * before[i];
+    f.leave[i] = behind[i] * to_end;
     f.eight[i] = upper ? before[i] : behind[i];
     const int base = i / 4 * 4;
     f.two[i] = i % 4 == 0 ? d[base + 1] : i % 4 == 3 ? d[base + 2] : 1.0f;

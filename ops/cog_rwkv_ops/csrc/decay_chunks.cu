@@ -103,8 +103,8 @@ void scan_columns(const char* op, const Launch& launch, const Scan<T>& s, const 
 template <class Kind, class T>
 void scan_rows(const char* op, const Launch& launch, const Scan<T>& s, const SegmentPlan& plan, const float* parts,
                float* sum) {
-  start(op, launch, chunk_rows_kernel<Kind, T>, plan.heads * plan.segments.count, kChunkThreads,
-        sizeof(RowsShared<T>), s, plan.segments);
+  start(op, launch, chunk_rows_kernel<Kind, T>, plan.heads * plan.segments.count, kChunkThreads, sizeof(RowsShared<T>),
+        s, plan.segments);
   if (sum == nullptr) return;
   const int64_t size = plan.heads * kWide;
   start(op, launch, sum_segments_kernel, blocks(size, kThreads), kThreads, 0, parts, sum, size, plan.segments.count);
@@ -159,8 +159,8 @@ template void chunk_forward<Half>(const char*, const Launch&, const Scan<Half>&,
 template void chunk_forward<BFloat16>(const char*, const Launch&, const Scan<BFloat16>&, int64_t, bool, const Tensor&);
 template void chunk_backward<float>(const char*, const Launch&, const Scan<float>&, const Scan<float>&,
                                     const Scan<float>&, int64_t, bool, const Tensor&);
-template void chunk_backward<Half>(const char*, const Launch&, const Scan<Half>&, const Scan<Half>&,
-                                   const Scan<Half>&, int64_t, bool, const Tensor&);
+template void chunk_backward<Half>(const char*, const Launch&, const Scan<Half>&, const Scan<Half>&, const Scan<Half>&,
+                                   int64_t, bool, const Tensor&);
 template void chunk_backward<BFloat16>(const char*, const Launch&, const Scan<BFloat16>&, const Scan<BFloat16>&,
                                        const Scan<BFloat16>&, int64_t, bool, const Tensor&);
 

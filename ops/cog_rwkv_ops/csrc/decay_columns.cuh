@@ -1,5 +1,5 @@
-// Chunked scans where columns of M decay: y and d_v, and the states between segments. First each warp makes one block of
-// a tile ready, then each walks over all four with its rows of M.
+// Chunked scans where columns of M decay: y and d_v, and the states between segments. First each warp makes one block
+// of a tile ready, then each walks over all four with its rows of M.
 #pragma once
 
 #include "decay_blocks.cuh"
@@ -65,9 +65,7 @@ __device__ __forceinline__ void score_channels(Sums (&scores)[4], const ColumnsS
     }
     load_left(left[3], x + k, kRow, at);
     load_right(right[3], q + k + lower_token(1, at.g) * kRow, at);
-    multiply<split, 4>([&](int l) {
-      return TileProduct{scores[l], scores[l], left[l], {right[l][0], right[l][1]}};
-    });
+    multiply<split, 4>([&](int l) { return TileProduct{scores[l], scores[l], left[l], {right[l][0], right[l][1]}}; });
   }
 }
 
@@ -127,9 +125,8 @@ __device__ __forceinline__ void write_columns(const ColumnsShared<T>& shared, co
   for (int half = 0; half < 2; half++) {
     const float* const from = shared.scores[block] + at.g * kScoreRow + half * 8 + at.q;
     const Left scores = {from[0], from[8 * kScoreRow], from[4], from[8 * kScoreRow + 4]};
-    multiply<split, 2, false, kExact<T>>([&](int h) {
-      return TileProduct{found[h], more[h], scores, {p[half][h], p[half][2 + h]}};
-    });
+    multiply<split, 2, false, kExact<T>>(
+        [&](int h) { return TileProduct{found[h], more[h], scores, {p[half][h], p[half][2 + h]}}; });
   }
 #pragma unroll
   for (int e = 0; e < 4; e += 2) {

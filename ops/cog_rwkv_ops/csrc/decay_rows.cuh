@@ -43,9 +43,8 @@ __device__ __forceinline__ void score_rows(RowsShared<T>& shared, const Lane& at
     load_left(left, x + j, kRow, at);
     load_right(right[0], q + j, at);
     load_right(right[1], q + 8 * kRow + j, at);
-    multiply<true, 2, kExact<T>, kExact<T>>([&](int h) {
-      return TileProduct{sums[h], more[h], left, {right[h][0], right[h][1]}};
-    });
+    multiply<true, 2, kExact<T>, kExact<T>>(
+        [&](int h) { return TileProduct{sums[h], more[h], left, {right[h][0], right[h][1]}}; });
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) {
@@ -95,9 +94,7 @@ __device__ __forceinline__ void add_level(Sums (&found)[2], const RowsShared<T>&
     }
   }
   Sums sums[2] = {};
-  multiply<true, 2>([&](int h) {
-    return TileProduct{sums[h], sums[h], left, {right[h][0], right[h][1]}};
-  });
+  multiply<true, 2>([&](int h) { return TileProduct{sums[h], sums[h], left, {right[h][0], right[h][1]}}; });
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int h = i / 4, e = i % 4, row = at.g + e / 2 * 8, column = 8 * h + 2 * at.q + e % 2;
@@ -141,8 +138,7 @@ __device__ __forceinline__ void write_rows(RowSums& sums, const Sums (&found)[2]
       const float2 p = load_pair(shared.p + row * kRow + at.warp * 16 + column);
       const float2 z = inside ? load_pair(s.z + to) : float2{0.0f, 0.0f};
       const float a = found[h][e] * z.x, b = found[h][e + 1] * z.y;
-      if (inside)
-        store_pair(s.out + to, found[h][e] + u[h].x * p.x * bonus, found[h][e + 1] + u[h].y * p.y * bonus);
+      if (inside) store_pair(s.out + to, found[h][e] + u[h].x * p.x * bonus, found[h][e + 1] + u[h].y * p.y * bonus);
       if constexpr (Kind::reverse) {
         store_pair(shared.part[at.warp][kTwo] + token * kPartRow + column, a, b);
       } else {
@@ -156,8 +152,7 @@ __device__ __forceinline__ void write_rows(RowSums& sums, const Sums (&found)[2]
 // With F = sum over values of dS S after a token: the log-decay has F - k d_k, and before the token F is that + r d_r.
 template <class T>
 __device__ __forceinline__ void flow_rows(RowSums& sums, const RowsShared<T>& shared, const Scan<T>& s,
-                                          const Segments& g, const Walk& walk, float fixed, int block,
-                                          const Lane& at) {
+                                          const Segments& g, const Walk& walk, float fixed, int block, const Lane& at) {
   const int first = block * kBlockTokens + at.half * 8, n = walk.left() - first;
   const int column = at.warp * 16 + at.channel;
   const float* const own = shared.part[at.warp][kTwo] + at.half * 8 * kPartRow + at.channel;
@@ -187,8 +182,8 @@ template <class T>
 __device__ __forceinline__ float first_flow(Sums (&m)[8], RowsShared<T>& shared, const Scan<T>& s, const Segments& g,
                                             const Walk& walk, const Lane& at) {
   const bool end = walk.segment == g.count - 1;
-  const float* const state = end ? s.last + walk.block * kWide * kWide
-                                 : g.after + (walk.block * (g.count - 1) + walk.segment) * kWide * kWide;
+  const float* const state =
+      end ? s.last + walk.block * kWide * kWide : g.after + (walk.block * (g.count - 1) + walk.segment) * kWide * kWide;
   float sums[2] = {};
   each_of_state(m, at, [&](float& x, int row, int column) {
     sums[(row - at.g) / 8 % 2] += x * state[state_index<true>(row, column)];
@@ -278,8 +273,7 @@ __global__ void __launch_bounds__(kChunkThreads) chunk_rows_kernel(const Scan<T>
     start_row_tile(shared, s, g, walk);
   }
   write_sums<Kind>(sums, g, walk, at);
-  if (s.end != nullptr && walk.part == g.count - 1)
-    store_state<true>(m, s.end + walk.block * kWide * kWide, at);
+  if (s.end != nullptr && walk.part == g.count - 1) store_state<true>(m, s.end + walk.block * kWide * kWide, at);
 }
 
 }  // namespace cog_rwkv

@@ -168,16 +168,26 @@ __device__ __forceinline__ void read_state(Sums (&found)[2], Sums (&more)[2], co
   }
 }
 
-// m += p' q for 16 tokens: `p` is what each lane has of the warp's 16 columns of p, transposed.
-template <bool split, bool exact_p, class T>
-__device__ __forceinline__ void add_to_state(Sums (&m)[8], const Left (&p)[2], const T* q, const Lane& at) {
+// m <- m decay(j, e) + p' q for 16 tokens: `p` is what each lane has of the warp's 16 columns of p, transposed; e as in
+// Sums, of columns 8 j to 8 j + 7. Tensor cores cut their sums off, so m itself, which goes on, is no sum of theirs.
+template <bool split, bool exact_p, class T, class F>
+__device__ __forceinline__ void advance_state(Sums (&m)[8], const Left (&p)[2], const T* q, const Lane& at, F decay) {
 #pragma unroll
-  for (int s = 0; s < 2; s++) {
-    const T* from = q + (8 * s + at.q) * kRow + at.g;
-    multiply<split, 8, exact_p, kExact<T>>([&](int j) {
-      const float low = static_cast<float>(from[j * 8]), high = static_cast<float>(from[4 * kRow + j * 8]);
-      return TileProduct{m[j], m[j], p[s], {low, high}};
-    });
+  for (int first = 0; first < 8; first += 4) {
+    Sums sums[4] = {};
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+      const T* from = q + (8 * s + at.q) * kRow + first * 8 + at.g;
+      multiply<split, 4, exact_p, kExact<T>>([&](int j) {
+        const float low = static_cast<float>(from[j * 8]), high = static_cast<float>(from[4 * kRow + j * 8]);
+        return TileProduct{sums[j], sums[j], p[s], {low, high}};
+      });
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      const int j = i / 4, e = i % 4;
+      m[first + j][e] = fmaf(m[first + j][e], decay(first + j, e), sums[j][e]);
+    }
   }
 }
 
@@ -212,20 +222,22 @@ __device__ __forceinline__ void load_raw(float (&w)[8], const T* from, bool cons
   for (int i = 0; i < 8; i++) w[i] = i < n ? w[i] : -INFINITY;
 }
 
-// exp(-exp(w)) = 2^-(2^(w log2 e + log2 log2 e)).
-__device__ __forceinline__ float decay_of(float w) { return exp2_fast(-exp2_fast(fmaf(w, 1.44269504f, 0.52876637f))); }
-
 // The factors of a lane's 8 tokens: to read what stood before the block, to stay until its end, and of each level but
 // the last, which has none.
 struct Factors {
   float enter[8], leave[8], eight[8], four[8], two[8], all;
 };
 
-// w: raw.
+// w: raw. exp(-exp(w)) = 2^-rate with rate = 2^(w log2 e + log2 log2 e). The errors of decays near 1 would add up from
+// token to token, so the decay of the whole block comes from the sum of rates.
 __device__ __forceinline__ Factors find_factors(const float (&w)[8], bool upper) {
-  float d[8];
+  float d[8], rates = 0.0f;
 #pragma unroll
-  for (int i = 0; i < 8; i++) d[i] = decay_of(w[i]);
+  for (int i = 0; i < 8; i++) {
+    const float rate = exp2_fast(fmaf(w[i], 1.44269504f, 0.52876637f));
+    d[i] = exp2_fast(-rate);
+    rates += rate;
+  }
   Factors f;
   float before[8], behind[8];
   before[0] = behind[7] = 1.0f;
@@ -234,7 +246,7 @@ __device__ __forceinline__ Factors find_factors(const float (&w)[8], bool upper)
     before[i] = before[i - 1] * d[i - 1];
     behind[7 - i] = behind[8 - i] * d[8 - i];
   }
-  const float own = before[7] * d[7], other = __shfl_xor_sync(kAllLanes, own, 16);
+  const float other_rates = __shfl_xor_sync(kAllLanes, rates, 16), other = exp2_fast(-other_rates);
   const float from_begin = upper ? other : 1.0f, to_end = upper ? 1.0f : other;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
@@ -247,7 +259,7 @@ __device__ __forceinline__ Factors find_factors(const float (&w)[8], bool upper)
   f.four[3] = f.four[4] = 1.0f;
   f.four[2] = d[3], f.four[1] = d[3] * d[2], f.four[0] = f.four[1] * d[1];
   f.four[5] = d[4], f.four[6] = d[4] * d[5], f.four[7] = f.four[6] * d[6];
-  f.all = own * other;
+  f.all = exp2_fast(-(rates + other_rates));
   return f;
 }
 

@@ -147,19 +147,16 @@ __device__ __forceinline__ void walk_columns(Sums (&m)[8], const ColumnsShared<T
     Left own[2];
     load_transposed(own, p + block * kBlockTokens * kRow, at);
     if constexpr (outputs) write_columns<split>(shared, m, own, s, walk, block, at);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      const float2 decay = load_pair(shared.decay[block] + j * 8 + 2 * at.q);
-      m[j][0] *= decay.x, m[j][1] *= decay.y, m[j][2] *= decay.x, m[j][3] *= decay.y;
-    }
-    add_to_state<split, kExact<T>>(m, own, shared.leaving + block * kBlockTokens * kRow, at);
+    const float* const decay = shared.decay[block] + 2 * at.q;
+    advance_state<split, kExact<T>>(m, own, shared.leaving + block * kBlockTokens * kRow, at,
+                                    [&](int j, int e) { return decay[j * 8 + e % 2]; });
   }
 }
 
 // A block of threads a sequence, head and segment. Without `outputs` M begins as 0 and goes to g.states, with the decay
 // of the whole segment; the last segment of the scan is left out.
 template <class Kind, class T, bool split, bool outputs>
-__global__ void __launch_bounds__(kChunkThreads) chunk_columns_kernel(const Scan<T> s, const Segments g) {
+__global__ void __launch_bounds__(kChunkThreads, 2) chunk_columns_kernel(const Scan<T> s, const Segments g) {
   extern __shared__ __align__(16) unsigned char memory[];
   ColumnsShared<T>& shared = *reinterpret_cast<ColumnsShared<T>*>(memory);
   const Lane at = this_lane();

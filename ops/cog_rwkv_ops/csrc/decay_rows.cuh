@@ -239,9 +239,9 @@ __device__ __forceinline__ void walk_rows(Sums (&m)[8], RowSums& sums, RowsShare
     for (int i = 0; i < 8; i++) {
       const int token = i / 4 * 8 + at.q + i / 2 % 2 * 4, column = at.g + i % 2 * 8;
       own[i / 4][i % 4] *= shared.part[at.warp][kLeave][token * kPartRow + column];
-      m[i][0] *= decay[0], m[i][1] *= decay[0], m[i][2] *= decay[1], m[i][3] *= decay[1];
     }
-    add_to_state<true, false>(m, own, shared.q + block * kBlockTokens * kRow, at);
+    advance_state<true, false>(m, own, shared.q + block * kBlockTokens * kRow, at,
+                               [&](int, int e) { return decay[e / 2]; });
   }
 }
 

@@ -169,7 +169,8 @@ __device__ __forceinline__ void flow_rows(RowSums& sums, const RowsShared<T>& sh
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const float log_decay = -exp2_fast(1.44269504f * w[i]), d_log = flow - own[i * kPartRow];
-    const float d_w = log_decay > -100.0f ? d_log * log_decay : 0.0f;
+    // Below that d_log, which has the decay as a factor, is less than what the sums are off.
+    const float d_w = log_decay > -16.0f ? d_log * log_decay : 0.0f;
     if (i < n && !g.constant) s.d_w[walk.at(first + i) + column] = static_cast<T>(d_w);
     sums.d_w += d_w;
     flow = d_log + other[i];

@@ -171,8 +171,8 @@ CASES = [
     Case("time_mix_prepare", make_time_mix_prepare, time_mix_prepare.time_mix_prepare, by_row=True),
     Case("time_mix_output", make_time_mix_output, time_mix_output.time_mix_output, by_row=True),
     Case("wkv4", make_wkv4, wkv4.wkv4),
-    Case("wkv5", make_wkv5, wkv5.wkv5),
-    Case("wkv6", make_wkv6, wkv6.wkv6),
+    Case("wkv5", make_wkv5, wkv5.wkv5, chunked=True),
+    Case("wkv6", make_wkv6, wkv6.wkv6, chunked=True),
     Case("wkv7", make_wkv7, wkv7.wkv7, chunked=True),
     Case("wkv7_", make_wkv7_packed, wkv7.wkv7_, written="pool", gradient=False),
 ]

@@ -2,37 +2,15 @@
 #pragma once
 
 #include "aligned.cuh"
+#include "decay_chunks.h"
 #include "decay_scan.h"
+#include "decay_scan_args.h"
 #include "mma.cuh"
 #include "reduce.cuh"
 
 namespace cog_rwkv {
 
-constexpr int kTile = 8, kWide = 64;  // tokens at a time; columns
-
-template <class T>
-struct Scan {
-  const T *p, *q, *x;  // [batch, tokens, heads, 64]
-  const void* w;       // the same, or [heads, 64] in float32
-  const float* u;      // [heads, 64]
-  const float* begin;  // [batch, heads, 64, 64] as [value, key]: M, or its transpose where rows decay
-  float* end;          // the same in the order of M, or null
-  T* out;              // like p
-  int64_t tokens, heads;
-  // Where rows (keys) decay: what gives the gradients of u and w.
-  const T* z;         // like p: what p is not of r and k
-  float* product;     // [batch, tokens, heads, 64]: r d_r without the bonus: written by one scan, read by the other
-  const float* last;  // [batch, heads, 64, 64]: the state after the last token, [key, value]
-  float* d_u;         // [batch, heads, 64]
-  T* d_w;             // like p
-  float* d_w_sum;     // [batch, heads, 64], where w is constant
-};
-
-// `rows` decay or columns do; `reverse`: from the last token to the first; `constant`: w is the same for every token.
-template <bool rows_, bool reverse_, bool constant_>
-struct ScanKind {
-  static constexpr bool rows = rows_, reverse = reverse_, constant = constant_;
-};
+constexpr int kTile = 8;  // tokens at a time
 
 template <class T>
 struct ScanShared {
@@ -270,6 +248,7 @@ std::tuple<Tensor, Tensor> scan_forward_cuda(const char* op, const Tensor& r, co
                     .out = mutable_data<T>(y),
                     .tokens = r.size(1),
                     .heads = r.size(2)};
+    if (uses_chunks<T>(op, s.tokens)) return chunk_forward(op, launch, s, r.size(0), constant, after);
     launch_scan<ScanKind<false, false, constant>>(op, launch, s, r.size(0));
   });
   return {y, after};
@@ -309,6 +288,8 @@ ScanGradients scan_backward_cuda(const char* op, const Tensor& d_y, const Tensor
     Scan<T> for_v = with(ds, rs, ks, d_v, after);
     for_r.z = data<T>(rs), for_r.end = mutable_data<float>(last);
     for_k.z = data<T>(ks), for_v.end = mutable_data<float>(d_state);
+    if (uses_chunks<T>(op, common.tokens))
+      return chunk_backward(op, launch, for_r, for_v, for_k, batch, constant, last);
     launch_scan<ScanKind<true, false, constant>>(op, launch, for_r, batch);
     launch_scan<ScanKind<false, true, constant>>(op, launch, for_v, batch);
     launch_scan<ScanKind<true, true, constant>>(op, launch, for_k, batch);

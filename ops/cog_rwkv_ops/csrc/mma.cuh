@@ -40,10 +40,10 @@ struct TileProduct {
 };
 
 // of(0) to of(count - 1), each a TileProduct with sums of its own. A warp waits for a product before it adds to the
-// same sums again, so those that are alike stand together.
-template <bool split, int count, class F>
+// same sums again, so those that are alike stand together. `exact_a`, `exact_b`: all of that operand is its big part.
+template <bool split, int count, bool exact_a = false, bool exact_b = false, class F>
 __device__ __forceinline__ void multiply(F of) {
-  if constexpr (split) {
+  if constexpr (split && !exact_a) {
 #pragma unroll
     for (int i = 0; i < count; i++) {
       const TileProduct p = of(i);
@@ -51,6 +51,8 @@ __device__ __forceinline__ void multiply(F of) {
                           p.a[3] - big_part(p.a[3])};
       mma(p.fine, small, {big_part(p.b[0]), big_part(p.b[1])});
     }
+  }
+  if constexpr (split && !exact_b) {
 #pragma unroll
     for (int i = 0; i < count; i++) {
       const TileProduct p = of(i);

@@ -3,7 +3,9 @@
     y = (S + v (u k)') r        S <- S diag(decay) + v k'        decay = exp(-exp(w))
 
 S is a head's state, [64 values, 64 keys]; r, k, v are a token's vectors of that head, and u is the bonus that its own
-key and value have. A token is read before it decays what was there. All arithmetic is float32, on CUDA too.
+key and value have. A token is read before it decays what was there. Arithmetic is float32; on CUDA,
+sequences of 64 tokens and more are computed in blocks of 16 on tensor cores: with products split so that they stay
+near float32 for inputs in float32 and in every backward, else in tf32 (relative error of y and state up to 5e-4).
 """
 
 from typing import Any

@@ -13,13 +13,13 @@ from collections.abc import Sequence as Ids
 import torch
 
 from model.counters import Counters
-from model.decode_graphs import DecodeGraphs
 from model.errors import RwkvError
 from model.handle import FinishReason, Handle
 from model.prefix_cache import PrefixCache, prefix_keys
 from model.sampling import Sampler, SamplingParams
 from model.scheduler import GRID, Part, Scheduler, Sequence
 from model.state import SavedState, StatePool
+from model.step_graphs import StepGraphs
 from model.stepper import NOT_FINITE, Flight, Model, Stepper
 
 END_OF_TEXT = 0
@@ -55,7 +55,7 @@ class Engine:
         cache: PrefixCache | None = None,
         ahead: int | None = None,
         careful: Model | None = None,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         """``chunk``, ``grid``: tokens of a prompt that a step reads at most, and by how many they are cut.
 

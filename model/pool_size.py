@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from model.config import Config
-from model.decode_graphs import DecodeGraphs
 from model.device import DTYPES
 from model.errors import RwkvError
 from model.handle import Handle
@@ -24,6 +23,7 @@ from model.sampling import Sampler, SamplingParams
 from model.scheduler import TOGETHER, Part, Sequence
 from model.settings import PREFIX, Settings
 from model.state import StatePool, state_bytes
+from model.step_graphs import StepGraphs
 from model.stepper import Model, Stepper
 from model.tiers import StateTiers
 
@@ -35,7 +35,7 @@ CPU_STATES = 16  # on the CPU, where a process that grows is a surprise
 # the driver loads when they are first called, and blocks of other sizes. On an H200 15 MiB were too few.
 SPARE = 64 * MIB
 
-Made = tuple[StatePool, Sampler, DecodeGraphs | None]
+Made = tuple[StatePool, Sampler, StepGraphs | None]
 T = TypeVar("T")
 
 log = get_logger()
@@ -49,11 +49,11 @@ class NoRoomError(RwkvError):
 
 def fit(
     model: Model, config: Config, settings: Settings, allowed: Tensor, careful: Model | None = None
-) -> tuple[StatePool, Sampler, DecodeGraphs | None]:
+) -> tuple[StatePool, Sampler, StepGraphs | None]:
     """A pool and its sampler, with as many rows as were asked for or as there is room for, and the graphs over it.
 
     On CUDA with so many that the largest steps have been made once, and something is left. ``allowed``: as for the
-    sampler. ``careful``: as for the engine; a ``model`` that has one gets graphs for its steps of one token each.
+    sampler. ``careful``: as for the engine; a ``model`` that has one gets graphs for its steps.
     Raises NoRoomError, with the numbers, where there is no room for one row.
     """
     size = row_bytes(config, DTYPES[settings.state_dtype])
@@ -83,10 +83,10 @@ def _try(
     return pool, sampler, graphs
 
 
-def _warm(model: Model, pool: StatePool, sampler: Sampler, chunk: int, careful: Model | None) -> DecodeGraphs | None:
+def _warm(model: Model, pool: StatePool, sampler: Sampler, chunk: int, careful: Model | None) -> StepGraphs | None:
     """The graphs first: a capture begins with giving back what torch keeps, which is what a rehearsal is for."""
     with torch.cuda.device(model.device):
-        graphs = DecodeGraphs(model, pool) if careful is not None else None
+        graphs = StepGraphs(model, pool, chunk) if careful is not None else None
         rehearse(model, pool, sampler, chunk, careful, graphs)
     return graphs
 
@@ -153,7 +153,7 @@ def rehearse(
     sampler: Sampler,
     chunk: int,
     careful: Model | None = None,
-    graphs: DecodeGraphs | None = None,
+    graphs: StepGraphs | None = None,
 ) -> None:
     """The largest steps that can come, as the engine makes them, and those of one token of every row.
 

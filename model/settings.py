@@ -40,7 +40,7 @@ class Settings(BaseSettings):
     )
     kernels: Literal["plain", "tuned"] = Field(
         default="tuned",
-        description="On a GPU, tuned: whole steps in one call, decoding by CUDA graphs; plain: operator by operator.",
+        description="On a GPU, tuned: whole steps in one call, by CUDA graphs; plain: operator by operator.",
     )
     max_batch: int | None = Field(
         default=None,

@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model.decode_graphs import DecodeGraphs
 from model.sampling import Sampler
 from model.scheduler import Part, Sequence
 from model.state import SavedState, StatePool
+from model.step_graphs import StepGraphs
 
 NOT_FINITE = -1
 
@@ -73,9 +73,9 @@ class Stepper:
         sampler: Sampler,
         pool: StatePool,
         careful: Model | None = None,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
-        """``careful``: for steps with a careful sequence. ``graphs``: of ``model``, for steps of one token each."""
+        """``careful``: for steps with a careful sequence. ``graphs``: of ``model`` over ``pool``."""
         self._model, self._sampler, self._pool = model, sampler, pool
         self._careful, self._graphs = careful or model, graphs
         self._cuda = model.device.type == "cuda"
@@ -107,9 +107,8 @@ class Stepper:
     def _forward(self, parts: list[Part], ids: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
         if any(part.sequence.careful for part in parts):
             return self._careful.forward(ids, self._pool, rows, ends)
-        if self._graphs is not None and len(ids) == len(rows):
-            return self._graphs.forward(ids, rows)
-        return self._model.forward(ids, self._pool, rows, ends)
+        logits = None if self._graphs is None else self._graphs.forward(ids, rows, ends)
+        return self._model.forward(ids, self._pool, rows, ends) if logits is None else logits
 
     def end(self, row: int) -> None:
         """The sequence in ``row`` is over."""

@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 from torch import Tensor
 
-from model.decode_graphs import ladder
 from model.handle import Handle
 from model.sampling import SamplingParams
 from model.state import SavedState
+from model.step_graphs import ladder
 from tests.engine.conftest import StartEngine
 from tests.stub_model import StubModel, StubPool, StubStatePool, ids_in, mixed, reply_of
 

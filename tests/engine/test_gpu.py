@@ -1,5 +1,6 @@
 """The engine on a CUDA device: steps ahead of their ids, states in device memory, a pool of the size of the card."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,6 @@ import pytest
 import torch
 
 from model import checkpoint
-from model.decode_graphs import DecodeGraphs
 from model.engine import Engine
 from model.handle import Handle
 from model.memory import MIB, free_memory
@@ -19,6 +19,7 @@ from model.sampling import Sampler, SamplingParams
 from model.scheduler import Part, Sequence
 from model.settings import Settings
 from model.state import SavedState, StatePool
+from model.step_graphs import StepGraphs
 from model.stepper import Flight, Stepper
 from model.tiers import StateTiers
 from model.upload import Upload
@@ -49,7 +50,7 @@ def open_(model: RWKV7) -> Iterator[Open]:
         allowed = torch.ones(model.vocab_size, dtype=torch.bool)
         sampler = Sampler(model.vocab_size, rows, model.device, allowed, tuned=model.tuned)
         pool = StatePool(model.config, rows, model.device)
-        graphs = DecodeGraphs(model, pool, progress=False) if model.tuned else None
+        graphs = StepGraphs(model, pool, CHUNK, progress=False) if model.tuned else None
         fast = {"careful": model.careful(), "graphs": graphs}
         engines.append(Engine(model, sampler, pool, CHUNK, **fast, **parameters))
         return engines[-1]
@@ -136,7 +137,9 @@ def test_a_step_is_launched_without_waiting_for_the_device(model: RWKV7) -> None
     allowed = torch.ones(model.vocab_size, dtype=torch.bool)
     sampler = Sampler(model.vocab_size, 2, model.device, allowed, tuned=model.tuned)
     pool = StatePool(model.config, 2, model.device)
-    stepper = Stepper(model, sampler, pool, graphs=DecodeGraphs(model, pool, progress=False) if model.tuned else None)
+    stepper = Stepper(
+        model, sampler, pool, graphs=StepGraphs(model, pool, CHUNK, progress=False) if model.tuned else None
+    )
     params = SamplingParams(seed=1, top_p=0.5, top_k=9, presence_penalty=0.5)
     sequences = [Sequence(_prompt(row, 40), params, 9, Handle()) for row in range(2)]
     for row, sequence in enumerate(sequences):
@@ -200,25 +203,45 @@ def test_the_pool_takes_what_is_free_and_no_request_finds_none(
         torch.cuda.empty_cache()
 
 
+STEPS = [[1] * count for count in (1, 2, 7, 8, 9, 11, 12, 13, 16, 19, 20)] + [
+    [1, 1, 16],  # with prompts: as large as a graph, smaller, and as many sequences as rows
+    [1, 1, 13],
+    [1] * 14 + [32],
+    [1] * 15 + [64],
+    [1] * 12 + [3, 40, 5],
+    [1] * 19 + [64],
+    [2] * 20,
+    [70, 1],
+]
+
+
 def test_graphs_give_what_the_model_gives(model: RWKV7) -> None:
     """All sizes of the ladder, those between them, and rows in any order; idle rows stay as they are."""
     if not model.tuned:
         pytest.skip("graphs are for the tuned path")
     pools = [StatePool(model.config, 20, model.device) for _ in range(2)]
-    graphs = DecodeGraphs(model, pools[0], progress=False)
+    graphs = StepGraphs(model, pools[0], CHUNK, progress=False)
     for pool in pools:
         pool.wkv.copy_(torch.randn(pool.wkv.shape, generator=torch.Generator().manual_seed(1)))
-    for step, count in enumerate((1, 2, 7, 8, 9, 11, 12, 13, 16, 19, 20)):
+    for step, lengths in enumerate(STEPS):
         random = torch.Generator().manual_seed(step)
-        ids = torch.randint(0, 60000, (count,), generator=random).cuda()
-        rows = torch.randperm(20, generator=random)[:count].cuda()
-        want = model.forward(ids, pools[1], rows, torch.arange(count + 1, device="cuda"))
-        got = graphs.forward(ids, rows)
-        assert got.shape == want.shape and float((got - want).norm() / want.norm()) < 0.01, count
-        assert torch.allclose(pools[0].wkv, pools[1].wkv, atol=0.05), count
-        for pool in pools[1:]:
-            pool.wkv.copy_(pools[0].wkv)
-            pool.shift.copy_(pools[0].shift)
+        ids = torch.randint(0, 60000, (sum(lengths),), generator=random).cuda()
+        rows = torch.randperm(20, generator=random)[: len(lengths)].cuda()
+        ends = torch.tensor([0, *itertools.accumulate(lengths)], device="cuda")
+        idle = torch.ones(20, dtype=torch.bool).index_fill(0, rows.cpu(), False)
+        before = pools[0].wkv.clone(), pools[0].shift.clone()
+        want = model.forward(ids, pools[1], rows, ends)
+        got = graphs.forward(ids, rows, ends)
+        assert got is not None and got.shape == want.shape, lengths
+        assert float((got - want).norm() / want.norm()) < 0.01, lengths
+        assert torch.allclose(pools[0].wkv, pools[1].wkv, atol=0.05), lengths
+        assert torch.equal(pools[0].wkv[:, idle], before[0][:, idle]), lengths
+        assert torch.equal(pools[0].shift[:, :, idle], before[1][:, :, idle]), lengths
+        pools[1].wkv.copy_(pools[0].wkv)
+        pools[1].shift.copy_(pools[0].shift)
+    for lengths in ([5], [1] * 4 + [CHUNK + 1]):
+        n = sum(lengths)
+        assert graphs.forward(ids[:n], rows[: len(lengths)], ends[: len(lengths) + 1]) is None, "no graph is for that"
 
 
 @pytest.mark.acceptance(7)

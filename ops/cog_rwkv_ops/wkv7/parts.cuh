@@ -14,14 +14,19 @@ constexpr int kPartTokens = 512, kMostParts = 8;  // at least so many tokens a p
 constexpr int kFirstShare = 5, kOtherShare = 4;
 
 struct Parts {
-  Half* passed;  // p: [tokens, heads, 64]
-  float* ends;   // [places, heads, most, 2]: N and M of each part, [64, 64]
-  int most;      // parts, by the number of heads
+  Half* passed;                                          // p: [tokens, heads, 64]
+  float* ends;                                           // [places, heads, most, 2]: N and M of each part, [64, 64]
+  int most;                                              // parts, by the number of heads
+  static constexpr int64_t kShortest = 2 * kPartTokens;  // tokens of a sequence in parts
 
   // The length alone decides, and the number of heads.
   __host__ __device__ int of(int64_t tokens) const {
     const int64_t parts = tokens / kPartTokens;
     return parts < 1 ? 1 : parts < most ? static_cast<int>(parts) : most;
+  }
+  // First parts, or others, to look at: of each head.
+  __host__ __device__ int units(const Layout& p, bool others) const {
+    return static_cast<int>(p.heads * (others ? p.candidates(kShortest) * (most - 1) : p.candidates(p.shortest)));
   }
   // Where part `part` of so many begins, in tokens from the first.
   static __host__ __device__ int64_t begin(int64_t tokens, int part, int count) {
@@ -44,14 +49,18 @@ struct Unit {
   int part, count;
 };
 
-// Unit `index`, by parts, sequences and heads; false where there is nothing to compute.
+// Unit `index` of first parts or of `others`, by parts, sequences and heads; false where there is nothing to compute.
 template <class T>
-__device__ __forceinline__ bool find_unit(Unit& u, const Wkv7<T, void>& p, const Parts& parts, int64_t index) {
-  u.i = index / p.heads % p.batch, u.part = static_cast<int>(index / p.heads / p.batch);
+__device__ __forceinline__ bool find_unit(Unit& u, const Wkv7<T, void>& p, const Parts& parts, bool others, int index) {
+  const int64_t size = others ? Parts::kShortest : p.shortest;
+  const int heads = static_cast<int>(p.heads), among = static_cast<int>(p.candidates(size)), place = index / heads;
+  u.part = others ? 1 + place / among : 0;
+  u.i = p.candidate(place % among, size);
+  if (u.i < 0) return false;
   u.whole = sequence_of_block(p, u.i);
   const int64_t length = u.whole.end - u.whole.begin;
-  u.count = parts.of(length);
-  u.share = {u.whole, index % p.heads, 0, static_cast<int>(kHead)};
+  u.count = length < Parts::kShortest || !p.is_candidate(u.whole, u.i, Parts::kShortest) ? 1 : parts.of(length);
+  u.share = {u.whole, index % heads, 0, static_cast<int>(kHead)};
   if (!u.whole.row_ok || !p.takes(u.whole) || u.part >= u.count) return false;
   u.share.sequence.begin = u.whole.begin + Parts::begin(length, u.part, u.count);
   u.share.sequence.end = u.whole.begin + Parts::begin(length, u.part + 1, u.count);
@@ -113,21 +122,23 @@ __device__ __forceinline__ void follow_part(const Wkv7<T, void>& p, ScalarType s
 }
 #endif
 
-// A block takes every so-many-th unit, of `units`: all of one kind, without the identity beside it or with it, as where
-// there are parts each block has one unit alone.
+// The first `first_blocks` blocks take first parts, the others the others, with the identity beside them: each every
+// so-many-th unit of its kind.
 template <class T>
 __global__ void __launch_bounds__(kGroupThreads, 1)
-    wkv7_group_kernel(const Wkv7<T, void> p, ScalarType state_type, Parts parts, int units) {
+    wkv7_group_kernel(const Wkv7<T, void> p, ScalarType state_type, Parts parts, int first_blocks) {
 #if COG_RWKV_WGMMA
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ Barriers barriers;
   wait_for_previous();
   let_next_begin();
-  const int first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
-  for (int64_t j = first; p.alone && j < p.heads; j += step) {
+  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+  for (int64_t j = block; p.alone && j < p.heads; j += blocks) {
     begin_share(p, 0, {sequence_of_block(p, 0), j, 0, static_cast<int>(kHead)});
   }
-  const int groups = first >= p.heads * p.batch ? 2 : 1;
+  const bool others = block >= first_blocks;
+  const int groups = others ? 2 : 1, first = others ? block - first_blocks : block;
+  const int step = others ? blocks - first_blocks : first_blocks, units = parts.units(p, others);
   const Room room{tiles, &barriers, (kGroupThreads / kWarp - groups * kGroup) / 2};
   if (threadIdx.x == 0) {
     for (int j = 0; j < room.pairs; j++) {
@@ -143,7 +154,7 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kFollowerRegisters));
     Turn turn;
     for (int j = first; j < units; j += step) {
-      if (find_unit(u, p, parts, j)) follow_part(p, state_type, parts, u, room, turn, warp, lane);
+      if (find_unit(u, p, parts, others, j)) follow_part(p, state_type, parts, u, room, turn, warp, lane);
     }
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kPreparerRegisters));
@@ -151,7 +162,7 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
     int before = 0;
     uint32_t parity = 1;
     for (int j = first; j < units; j += step) {
-      if (!find_unit(u, p, parts, j)) continue;
+      if (!find_unit(u, p, parts, others, j)) continue;
       prepare_chunks(p, u.share, room, before, parity, pair, Team{1 + pair, warp % 2, lane});
       before += static_cast<int>((u.share.sequence.end - u.share.sequence.begin + kChunk - 1) / kChunk) % room.pairs;
     }
@@ -160,6 +171,7 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
 }
 
 constexpr int kJoinWarps = 8, kJoinTokens = 256;  // of a block that joins: tokens of a part
+constexpr int kJoinBlocks = 8;                    // a multiprocessor, at most
 constexpr int kJoinRow = 80;                      // floats from a row of a state to the next, for the banks
 
 // next = state m + n, for matrices of 64 x 64, by all warps. `state` and `next` are in shared memory.
@@ -226,52 +238,60 @@ __device__ __forceinline__ void add_passed(T* y, const Half* passed, int64_t str
   }
 }
 
-// Some tokens of a part that is not the first, of a sequence and head, a block; the state that the part begins with
-// each block computes for itself. A block of the last part also leaves the last state.
+// Some tokens of a part that is not the first, of a sequence and head; the state that the part begins with is computed
+// for each of them. Those with the first tokens of the last part also leave the last state.
+template <class T>
+__device__ __forceinline__ void join_tokens(const Wkv7<T, void>& p, ScalarType state_type, const Parts& parts,
+                                            float (&states)[2][kHead * kJoinRow], int piece, int unit) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  Unit u;
+  if (!find_unit(u, p, parts, true, unit)) return;
+  const auto end = [&](int part, int which) { return parts.end(p, u.whole, u.i, u.share.head, part, which); };
+  const int64_t head = u.share.head, to = u.share.sequence.end;
+  const int64_t from = u.share.sequence.begin + int64_t{piece} * kJoinTokens;
+  if (from >= to) return;
+  const float* start = end(0, 0);
+  for (int at = static_cast<int>(threadIdx.x) * 4; at < kHead * kHead; at += kJoinWarps * kWarp * 4) {
+    float4_at(states[0] + at / kHead * kJoinRow + at % kHead) = float4_at(start + at);
+  }
+  __syncthreads();
+  for (int j = 1; j < u.part; j++) {
+    pass_state(states[j % 2], states[(j + 1) % 2], end(j, 1), end(j, 0), warp, lane);
+    __syncthreads();
+  }
+  float* const state = states[(u.part + 1) % 2];
+  const int64_t stride = p.heads * kHead;
+  for (int tile = warp; tile < kJoinTokens / kChunk; tile += kJoinWarps) {
+    const int64_t token = from + tile * kChunk, at = (token * p.heads + head) * kHead;
+    if (token >= to) break;
+    const int n = static_cast<int>(min(to - token, int64_t{kChunk}));
+    add_passed(p.y + at, parts.passed + at, stride, state, n, lane);
+  }
+  if (u.part < u.count - 1 || piece > 0) return;
+  float* const last = states[u.part % 2];
+  pass_state(last, state, end(u.part, 1), end(u.part, 0), warp, lane);
+  __syncthreads();
+  with_state_type(state_type, [&](auto type) {
+    using S = typename decltype(type)::type;
+    S* const out = static_cast<S*>(p.state_out) + u.whole.row * p.out_stride + head * kHead * kHead;
+    for (int x = static_cast<int>(threadIdx.x) * 4; x < kHead * kHead; x += kJoinWarps * kWarp * 4) {
+      store4(out + x, float4_at(last + x / kHead * kJoinRow + x % kHead), p.aligned);
+    }
+  });
+}
+
+// A block takes every so-many-th piece of a part.
 template <class T>
 __global__ void __launch_bounds__(kJoinWarps* kWarp)
     wkv7_join_kernel(const Wkv7<T, void> p, ScalarType state_type, Parts parts, int pieces) {
   __shared__ __align__(16) float states[2][kHead * kJoinRow];
   wait_for_previous();
   let_next_begin();
-  const int piece = static_cast<int>(blockIdx.x % pieces), warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t unit = blockIdx.x / pieces / p.heads, head = blockIdx.x / pieces % p.heads, i = unit % p.batch;
-  const int part = static_cast<int>(unit / p.batch) + 1;
-  const Sequence s = sequence_of_block(p, i);
-  const int count = parts.of(s.end - s.begin);
-  const int64_t from = Parts::begin(s.end - s.begin, part, count) + int64_t{piece} * kJoinTokens;
-  const int64_t to = Parts::begin(s.end - s.begin, part + 1, count);
-  if (!s.row_ok || part >= count || from >= to) return;
-  const float* start = parts.end(p, s, i, head, 0, 0);
-  for (int at = static_cast<int>(threadIdx.x) * 4; at < kHead * kHead; at += kJoinWarps * kWarp * 4) {
-    float4_at(states[0] + at / kHead * kJoinRow + at % kHead) = float4_at(start + at);
-  }
-  __syncthreads();
-  const bool ends = part == count - 1 && piece == 0;
-  for (int j = 1; j < part; j++) {
-    pass_state(states[j % 2], states[(j + 1) % 2], parts.end(p, s, i, head, j, 1), parts.end(p, s, i, head, j, 0), warp,
-               lane);
+  const int64_t all = int64_t{parts.units(p, true)} * pieces;
+  for (int64_t j = blockIdx.x; j < all; j += gridDim.x) {
+    join_tokens(p, state_type, parts, states, static_cast<int>(j % pieces), static_cast<int>(j / pieces));
     __syncthreads();
   }
-  float* const state = states[(part + 1) % 2];
-  const int64_t stride = p.heads * kHead;
-  for (int tile = warp; tile < kJoinTokens / kChunk; tile += kJoinWarps) {
-    const int64_t token = from + tile * kChunk, at = ((s.begin + token) * p.heads + head) * kHead;
-    if (token >= to) break;
-    const int n = static_cast<int>(min(to - token, int64_t{kChunk}));
-    add_passed(p.y + at, parts.passed + at, stride, state, n, lane);
-  }
-  if (!ends) return;
-  float* const last = states[part % 2];
-  pass_state(last, state, parts.end(p, s, i, head, part, 1), parts.end(p, s, i, head, part, 0), warp, lane);
-  __syncthreads();
-  with_state_type(state_type, [&](auto type) {
-    using S = typename decltype(type)::type;
-    S* const out = static_cast<S*>(p.state_out) + s.row * p.out_stride + head * kHead * kHead;
-    for (int x = static_cast<int>(threadIdx.x) * 4; x < kHead * kHead; x += kJoinWarps * kWarp * 4) {
-      store4(out + x, float4_at(last + x / kHead * kJoinRow + x % kHead), p.aligned);
-    }
-  });
 }
 
 }  // namespace cog_rwkv

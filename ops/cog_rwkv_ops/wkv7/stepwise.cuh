@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kThreads) wkv7_kernel(const Wkv7<T, S> p) {
   const Sequence s = sequence_of_block(p, i);
   if (p.rows != nullptr) fill_gaps(p, i, head, s.begin == s.end);
   const int thread = threadIdx.x, value = thread / 4, quarter = thread % 4;
-  if (!s.row_ok) return fill_nan(p, head, s.begin, s.end);
+  const bool lost = s.end - s.begin > p.longest && !p.is_candidate(s, i, p.longest + 1);  // to the kernels of long ones
+  if (!s.row_ok || lost) return fill_nan(p, head, s.begin, s.end);
   if (!p.takes(s) || (s.begin == s.end && p.state == p.state_out)) return;
 
   const int64_t at = (head * kHead + value) * kHead + quarter * 4;

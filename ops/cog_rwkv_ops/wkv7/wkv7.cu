@@ -1,4 +1,5 @@
 // wkv7 and wkv7_ on CUDA: the choice of the kernel, and the launches.
+#include <cstdlib>
 #include <tuple>
 
 #include "../csrc/aligned.cuh"
@@ -14,7 +15,14 @@ struct Inputs {
   Tensor r, w, k, v, a, b;
 };
 
-constexpr int64_t kChunksFrom = 64;  // tokens of a sequence from which chunks are faster than steps
+// Tokens of a sequence from which chunks are faster than steps: by mma, and by wgmma.
+constexpr int64_t kChunksFrom = 64, kGroupFrom = 16;
+
+// For measurements: COG_RWKV_CHUNKS=n, instead of kGroupFrom.
+int64_t group_from() {
+  const char* wanted = std::getenv("COG_RWKV_CHUNKS");
+  return wanted ? std::atoll(wanted) : kGroupFrom;
+}
 
 int multiprocessors() { return device_attribute("wkv7", cudaDevAttrMultiProcessorCount); }
 
@@ -51,7 +59,7 @@ int64_t longest_part(const Parts& parts, int64_t longest) {
 // By wgmma: a block a head, of a long sequence one a part.
 template <class T>
 void launch_group(const Launch& launch, const Wkv7<T, void>& work, ScalarType state_type, const Tensor& y) {
-  const int64_t longest = work.rows != nullptr ? work.tokens : work.each, heads = work.batch * work.heads;
+  const int64_t longest = work.rows != nullptr ? work.tokens : work.each;
   Parts parts{.passed = nullptr,
               .ends = nullptr,
               .most = static_cast<int>(std::clamp<int64_t>(multiprocessors() / work.heads, 1, kMostParts))};
@@ -64,42 +72,44 @@ void launch_group(const Launch& launch, const Wkv7<T, void>& work, ScalarType st
     parts.ends = static_cast<float*>(room.mutable_data_ptr());
     parts.passed = reinterpret_cast<Half*>(parts.ends + floats);
   }
-  const int units = static_cast<int>(heads * parts.most);
-  const int blocks = parts.most > 1 ? units : std::min(units, multiprocessors());
-  launch_chained("wkv7", launch.stream, wkv7_group_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(kGroupThreads),
-                 kGroupBytes, work, state_type, parts, units);
-  if (parts.most == 1) return;
+  const int most = multiprocessors(), firsts = std::min(parts.units(work, false), most);
+  const int others = std::min(parts.units(work, true), most);
+  launch_chained("wkv7", launch.stream, wkv7_group_kernel<T>, dim3(static_cast<unsigned>(firsts + others)),
+                 dim3(kGroupThreads), kGroupBytes, work, state_type, parts, firsts);
+  if (others == 0) return;
   const int64_t pieces = (longest_part(parts, longest) + kJoinTokens - 1) / kJoinTokens;
-  launch_chained("wkv7", launch.stream, wkv7_join_kernel<T>,
-                 dim3(static_cast<unsigned>(heads * (parts.most - 1) * pieces)), dim3(kJoinWarps * kWarp), 0, work,
-                 state_type, parts, static_cast<int>(pieces));
+  const int64_t joins = std::min<int64_t>(parts.units(work, true) * pieces, int64_t{most} * kJoinBlocks);
+  launch_chained("wkv7", launch.stream, wkv7_join_kernel<T>, dim3(static_cast<unsigned>(joins)),
+                 dim3(kJoinWarps * kWarp), 0, work, state_type, parts, static_cast<int>(pieces));
 }
 
 // The length of a sequence alone decides how it is computed, whatever its neighbours: so on the device, where the
 // lengths are, unless none can be long. One token each is how a batch decodes.
 template <class T>
-bool any_chunks(const Wkv7<T, void>& work) {
+bool any_chunks(const Wkv7<T, void>& work, int64_t from) {
   const bool packed = work.rows != nullptr;
   bool aligned = true;
   for (const T* in : work.in) aligned = aligned && aligned16(in);
-  return aligned && (packed ? work.tokens : work.each) >= kChunksFrom && !(packed && work.tokens == work.batch);
+  return aligned && (packed ? work.tokens : work.each) >= from && !(packed && work.tokens == work.batch);
 }
 
 template <class T>
 void launch_wkv7(const Launch& launch, Wkv7<T, void> work, ScalarType state_type, const Tensor& y) {
-  const bool chunks = any_chunks(work);
+  const bool group = sizeof(T) == 2 && has_wgmma("wkv7");
+  const int64_t from = group ? group_from() : kChunksFrom;
+  const bool chunks = any_chunks(work, from);
   if (chunks) {
     // One packed sequence has all tokens, or its ends make no sense: no need to ask who is shorter.
     work.alone = work.rows != nullptr && work.batch == 1;
-    work.shortest = work.alone ? 0 : kChunksFrom, work.longest = INT64_MAX;
-    if (sizeof(T) == 2 && has_wgmma("wkv7")) {
+    work.shortest = work.alone ? 0 : from, work.longest = INT64_MAX;
+    if (group) {
       if constexpr (sizeof(T) == 2) launch_group(launch, work, state_type, y);
     } else {
       launch_chunked(launch, work, state_type);
     }
     if (work.rows == nullptr || work.alone) return;
   }
-  work.shortest = 0, work.longest = chunks ? kChunksFrom - 1 : INT64_MAX;
+  work.shortest = 0, work.longest = chunks ? from - 1 : INT64_MAX;
   dispatch_float_or_half(state_type, [&](auto type) {
     using S = typename decltype(type)::type;
     const auto count = static_cast<unsigned>(work.batch * work.heads);

@@ -1,4 +1,4 @@
-// What the two CUDA kernels of wkv7 share: where things lie, which sequences are whose, and what is no token's.
+// What the CUDA kernels of wkv7 share: where things lie, which sequences are whose, and what is no token's.
 #pragma once
 
 #include "../csrc/chain.cuh"
@@ -21,6 +21,23 @@ struct Layout {
   __device__ bool takes(const Sequence& s) const {
     const int64_t length = s.end - s.begin;
     return length >= shortest && length <= longest;
+  }
+
+  // Sequences to look at for those of `size` tokens or more, so that a long one costs no blocks for its short
+  // neighbours.
+  __host__ __device__ int64_t candidates(int64_t size) const {
+    return rows == nullptr || size < 2 || batch <= tokens / size ? batch : tokens / size;
+  }
+  // Number j of these, or -1: who has the last of the j-th `size` tokens, if it is among its own first `size`. So each
+  // long sequence is found once.
+  __device__ int64_t candidate(int64_t j, int64_t size) const {
+    if (candidates(size) == batch) return j;
+    const int64_t t = (j + 1) * size - 1, i = sequence_of(cu_seqlens, batch, t);
+    return i >= 0 && t - cu_seqlens[i] < size ? i : -1;
+  }
+  // Whether sequence i, of `size` tokens or more, is one of them: not where cu_seqlens decreases.
+  __device__ bool is_candidate(const Sequence& s, int64_t i, int64_t size) const {
+    return candidates(size) == batch || candidate(s.begin / size, size) == i;
   }
 };
 

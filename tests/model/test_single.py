@@ -11,14 +11,12 @@ from model.state import StatePool
 from tests import tiny
 from tests.model.test_forward import HALVES, copied, error, filled, models
 
-# A thread has 1, 2 or 4 pieces of a row of 1024 channels each, and not all of them where the width is no power of two.
+# A thread has 1 or 2 pieces of a row of 1024 channels each, and not all of them where the width is no power of two.
 SHAPES = [
     tiny.Shape(layers=3, width=256, ranks=(32, 64, 32, 96), vocab=544),
     tiny.Shape(layers=2, width=768, ranks=(64, 64, 32, 128), vocab=1024),
     tiny.Shape(layers=3, width=1024, ranks=(64, 64, 32, 128), vocab=4096),
     tiny.Shape(layers=2, width=2048, ranks=(96, 96, 64, 256), vocab=544),
-    tiny.Shape(layers=2, width=2560, ranks=(96, 96, 64, 320), ffn=5120, vocab=544),
-    tiny.Shape(layers=2, width=4096, ranks=(128, 128, 96, 480), ffn=8192, vocab=544),
 ]
 WIDTHS = [str(shape.width) for shape in SHAPES]
 STATES = [torch.float32, torch.float16, torch.bfloat16]
@@ -81,7 +79,7 @@ def test_near_the_operators(tmp_path, dtype: torch.dtype, shape: tiny.Shape) -> 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", SHAPES[:4], ids=WIDTHS[:4])
+@pytest.mark.parametrize("shape", SHAPES, ids=WIDTHS)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_logits_against_float64(tmp_path, dtype: torch.dtype, shape: tiny.Shape) -> None:
     """Error at most that of a plain forward in the same dtype."""
@@ -110,14 +108,15 @@ def test_the_same_bytes_in_every_replay(tmp_path, shape: tiny.Shape) -> None:
 
 
 @pytest.mark.gpu
-def test_it_is_one_launch(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=WIDTHS)
+def test_it_is_one_launch(tmp_path, shape: tiny.Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is the embedding and its layer norm; and the results of many kernels are near."""
-    tuned, _, _ = models(tmp_path, torch.float16, SHAPES[2])
+    tuned, _, _ = models(tmp_path, torch.float16, shape)
     before = filled(tuned, 3)
     graph = Graph(tuned, copied(before, tuned))
     monkeypatch.setenv("COG_RWKV_SINGLE", "0")
     many = Graph(tuned, copied(before, tuned))
-    assert graph.launches <= 2 and many.launches > 3 * 6
+    assert graph.launches <= 2 and many.launches > shape.layers * 6
     assert error(graph.step(7), many.step(7)) < 0.02
 
 

@@ -12,9 +12,6 @@ namespace cog_rwkv {
 
 constexpr int kMostInCluster = 8;  // that every device with clusters allows
 
-// Which block of its cluster this is, in clusters of `size` along x.
-__device__ __forceinline__ uint32_t rank_in_cluster(uint32_t size) { return blockIdx.x % size; }
-
 // After a thread has made barriers, before it greets the others.
 __device__ __forceinline__ void tell_of_barriers() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -38,15 +35,6 @@ __device__ __forceinline__ void begin_greeting() {
 }
 __device__ __forceinline__ void end_greeting() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-// Until all threads of the cluster are here, and what they did before is done.
-__device__ __forceinline__ void sync_cluster() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }

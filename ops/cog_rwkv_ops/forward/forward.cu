@@ -93,7 +93,9 @@ class Forward {
     check_cuda(kOp, cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, x.get_device_index()));
     block_bytes_ = static_cast<size_t>(device_attribute(kOp, cudaDevAttrMaxSharedMemoryPerBlockOptin));
     const bool chains = ready_to_chain(kOp, reinterpret_cast<const void*>(norm_few_kernel<W, 1, 1>), 0);
-    device_ = {multiprocessors_, chains && !plain_gpu() && device_attribute(kOp, cudaDevAttrClusterLaunch) != 0};
+    // 12.0 has clusters, but not the shared memory.
+    device_ = {multiprocessors_, chains && !plain_gpu() && static_cast<int64_t>(block_bytes_) >= kNormRoom &&
+                                     device_attribute(kOp, cudaDevAttrClusterLaunch) != 0};
   }
 
   void run(bool last_only, const Tensor& logits) {

@@ -8,7 +8,8 @@
 namespace cog_rwkv {
 namespace {
 
-constexpr int64_t kMostChannels = 4096;
+// Wider, a step waits for bytes, and the kernels of several tokens are as fast.
+constexpr int64_t kMostWidth = 2048;
 
 // For tests and measurements: COG_RWKV_SINGLE=0 takes the kernels of several tokens.
 bool wanted() {
@@ -108,7 +109,9 @@ size_t vector_bytes(const Single& p, unsigned blocks) { return most_parts(p, blo
 
 bool single_possible(const char* op, const ModelWeights& model, int64_t c) {
   if (!wanted() || !has_wgmma(op) || device_attribute(op, cudaDevAttrCooperativeLaunch) == 0) return false;
-  if (model.layers.empty() || model.layers.size() > kSingleLayers || c % 256 != 0 || c > kMostChannels) return false;
+  // Another process's kernels could hold a multiprocessor while some blocks wait for the rest.
+  if (device_attribute(op, cudaDevAttrMpsEnabled) != 0) return false;
+  if (model.layers.empty() || model.layers.size() > kSingleLayers || c % 256 != 0 || c > kMostWidth) return false;
   if (!even(model)) return false;
   const auto blocks = static_cast<unsigned>(device_attribute(op, cudaDevAttrMultiProcessorCount));
   Single p{};

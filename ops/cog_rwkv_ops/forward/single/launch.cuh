@@ -28,8 +28,7 @@ void launch_single(const char* op, cudaStream_t stream, ScalarType state, const 
   dispatch_float_or_half(state, [&](auto s) {
     using S = typename decltype(s)::type;
     if (p.c <= 1024) return launch_single_kernel<W, S, 4>(op, stream, p, cut);
-    if (p.c <= 2048) return launch_single_kernel<W, S, 8>(op, stream, p, cut);
-    launch_single_kernel<W, S, 16>(op, stream, p, cut);
+    launch_single_kernel<W, S, 8>(op, stream, p, cut);
   });
 }
 

@@ -14,10 +14,10 @@ struct ValueMemory {
   uint32_t count;
 };
 
-// V as in WarpVector. A thread has a unit of neighbouring columns, or two that are 256 units apart.
+// V as in WarpVector. A thread has neighbouring columns.
 template <class W, int V>
 class Values {
-  static constexpr int kColumns = V >= 8 ? 8 : 4, kUnits = V == 16 ? 2 : 1, kBatch = 16 / kUnits;
+  static constexpr int kColumns = V, kBatch = 16;
 
  public:
   __device__ __forceinline__ Values(const Single& p, ValueMemory& memory, Range neurons)
@@ -33,19 +33,13 @@ class Values {
   __device__ __forceinline__ void add(const void* value_t, float* sums) const {
     if (threadIdx.x < 32) list_active();
     sync_readers();
-    float sum[kUnits][kColumns] = {};
-    const uint32_t count = memory_.count;
+    float sum[kColumns] = {};
+    const uint32_t count = memory_.count, column = threadIdx.x * static_cast<uint32_t>(kColumns);
 #pragma unroll 1
     for (uint32_t i = 0; i < count; i += kBatch) add_batch(sum, value_t, i, count);
 #pragma unroll
-    for (int u = 0; u < kUnits; u++) {
-      const uint32_t column = column_of(u);
-      if (column >= p_.c) continue;
-#pragma unroll
-      for (int j = 0; j < kColumns; j += 4) {
-        *reinterpret_cast<float4*>(sums + column + j) =
-            make_float4(sum[u][j], sum[u][j + 1], sum[u][j + 2], sum[u][j + 3]);
-      }
+    for (int j = 0; j < kColumns && column < p_.c; j += 4) {
+      *reinterpret_cast<float4*>(sums + column + j) = make_float4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3]);
     }
     sync_readers();
     if (count == 0) return;
@@ -62,10 +56,6 @@ class Values {
   }
 
  private:
-  __device__ __forceinline__ uint32_t column_of(int unit) const {
-    return (threadIdx.x + unit * kReaders) * static_cast<uint32_t>(kColumns);
-  }
-
   // By one warp.
   __device__ __forceinline__ void list_active() const {
     const uint32_t lane = threadIdx.x % 32, all = neurons_.end - neurons_.begin;
@@ -82,31 +72,24 @@ class Values {
     if (lane == 0) memory_.count = count;
   }
 
-  __device__ __forceinline__ void add_batch(float (&sum)[kUnits][kColumns], const void* value_t, uint32_t first,
+  __device__ __forceinline__ void add_batch(float (&sum)[kColumns], const void* value_t, uint32_t first,
                                             uint32_t count) const {
-    uint32_t words[kBatch][kUnits][kColumns / 2] = {}, row[kBatch];
+    const uint32_t column = threadIdx.x * static_cast<uint32_t>(kColumns);
+    uint32_t words[kBatch][kColumns / 2] = {}, row[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; i++) row[i] = memory_.row[first + i];
 #pragma unroll
     for (int i = 0; i < kBatch; i++) {
-      if (first + i >= count) break;
-#pragma unroll
-      for (int u = 0; u < kUnits; u++) {
-        const uint64_t at = uint64_t{neurons_.begin + row[i]} * p_.c + column_of(u);
-        if (column_of(u) < p_.c) read_once(words[i][u], bytes_at(value_t, at * 2));
-      }
+      if (first + i >= count || column >= p_.c) break;
+      read_once(words[i], bytes_at(value_t, (uint64_t{neurons_.begin + row[i]} * p_.c + column) * 2));
     }
 #pragma unroll
     for (int i = 0; i < kBatch; i++) {
       const float key = first + i < count ? memory_.list[first + i] : 0.0f;
 #pragma unroll
-      for (int u = 0; u < kUnits; u++) {
-#pragma unroll
-        for (int j = 0; j < kColumns / 2; j++) {
-          const float2 two = pair_in<W>(words[i][u][j]);
-          sum[u][2 * j] = fmaf(key, two.x, sum[u][2 * j]);
-          sum[u][2 * j + 1] = fmaf(key, two.y, sum[u][2 * j + 1]);
-        }
+      for (int j = 0; j < kColumns / 2; j++) {
+        const float2 two = pair_in<W>(words[i][j]);
+        sum[2 * j] = fmaf(key, two.x, sum[2 * j]), sum[2 * j + 1] = fmaf(key, two.y, sum[2 * j + 1]);
       }
     }
   }

@@ -28,13 +28,11 @@ __device__ __forceinline__ float2 pair_in(uint32_t word) {
   }
 }
 
-// V: pieces at most; 16 / V rows are multiplied at a time. The widest vectors stay 16 bits wide in registers.
+// V: pieces at most; 16 / V rows are multiplied at a time.
 template <class W, int V>
 struct WarpVector {
   static constexpr int kRows = 16 / V;
-  static constexpr bool kWide = V <= 8;
-  float x[kWide ? V * 8 : 1];
-  uint32_t words[kWide ? 1 : V * 4];
+  float x[V * 8];
   uint32_t pieces;
 
   // From shared memory.
@@ -44,21 +42,10 @@ struct WarpVector {
       const Words w = piece(reinterpret_cast<const unsigned char*>(from) + threadIdx.x % 32 * 16, i);
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        const uint32_t word = i < pieces ? w.at[j] : 0;
-        if constexpr (kWide) {
-          const float2 two = pair_in<W>(word);
-          x[i * 8 + j * 2] = two.x, x[i * 8 + j * 2 + 1] = two.y;
-        } else {
-          words[i * 4 + j] = word;
-        }
+        const float2 two = pair_in<W>(i < pieces ? w.at[j] : 0);
+        x[i * 8 + j * 2] = two.x, x[i * 8 + j * 2 + 1] = two.y;
       }
     }
-  }
-
-  // Values 2 i and 2 i + 1.
-  __device__ __forceinline__ float2 pair(int i) const {
-    if constexpr (kWide) return make_float2(x[2 * i], x[2 * i + 1]);
-    return pair_in<W>(words[kWide ? 0 : i]);
   }
 
   // Piece i of a row, or the last one, whose values are then multiplied by 0.
@@ -73,10 +60,8 @@ struct WarpVector {
     uint32_t r = 0;
 #pragma unroll 1
     for (; r + kRows <= rows; r += kRows, row += kRows * pieces * 512) some<kRows>(row, r, f);
-    if constexpr (kRows > 1) {
 #pragma unroll 1
-      for (; r < rows; r++, row += pieces * 512) some<1>(row, r, f);
-    }
+    for (; r < rows; r++, row += pieces * 512) some<1>(row, r, f);
   }
 
  private:
@@ -90,8 +75,9 @@ struct WarpVector {
         const Words w = piece(row + r * pieces * 512, i);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-          const float2 two = pair_in<W>(w.at[j]), by = pair(i * 4 + j);
-          sums[r][0] = fmaf(two.x, by.x, sums[r][0]), sums[r][1] = fmaf(two.y, by.y, sums[r][1]);
+          const float2 two = pair_in<W>(w.at[j]);
+          const int at = i * 8 + j * 2;
+          sums[r][0] = fmaf(two.x, x[at], sums[r][0]), sums[r][1] = fmaf(two.y, x[at + 1], sums[r][1]);
         }
       }
     }

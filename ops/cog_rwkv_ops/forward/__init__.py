@@ -3,8 +3,8 @@
 Packed sequences of any length, or one token of each of B sequences. The kernels of a layer are fewer than its
 operators (a residual sum, a layer norm, a token shift and its mixes are one; all that happens inside a head is
 another), activations are 16 bits wide between them, and no Python runs in between: a thread that calls this leaves the
-interpreter to others, and what it launches depends on N and B alone, so that a CUDA graph of it serves other lengths. On
-Hopper a step of a single token, of a model of up to 2,048 channels, is one kernel.
+interpreter to others. What is launched depends on N and B alone, so that a CUDA graph of a step serves other lengths,
+too. On Hopper a step of a single token, of a model of up to 2,048 channels, is one kernel.
 """
 
 from collections.abc import Sequence

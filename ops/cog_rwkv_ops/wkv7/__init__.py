@@ -7,8 +7,9 @@ minus the normalised removal key and b that key times the in-context learning ra
 low-rank projection, so that the decay lies between 0.5452 and 1 whatever it is. Arithmetic is float32; on CUDA,
 sequences of 64 tokens and more (for 16-bit inputs on Hopper, of 16) are computed in chunks on tensor cores: for inputs
 in float32 with products split so that they stay near it (relative error 1e-6 to 5e-6), for 16-bit inputs in tf32 (2e-4
-to 8e-4). On Hopper such a sequence of 1,024 tokens and more is computed in parts at the same time where heads are few, by the number of heads and
-the sequence's own length, with 128 bytes of scratch memory a token and head and 32 KB a part and head.
+to 8e-4). On Hopper such a sequence of 1,024 tokens and more is computed in parts at the same time where heads are few,
+by the number of heads and the sequence's own length, with 128 bytes of scratch memory a token and head and 32 KB a part
+and head.
 
 `wkv7` is functional, over B sequences of T tokens; `wkv7_` takes packed sequences of any lengths and updates their
 rows of a pool of states in place. The pool may be float16 or bfloat16, to hold more sequences in less memory: a state

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from model.stepper import Model
 
 PADDING = -1  # the row of what is no sequence
-MIXED_ROWS = 4, 16, 64, 256  # of steps with parts of prompts: one more than their sequences
+MIXED_ROWS = 4, 16, 64, 256  # of steps with parts of prompts: at least one more than their sequences
 # Tokens of prompts in such a step. Larger ones take the device longer than the host takes to launch their kernels.
 MIXED_TOKENS = 16, 32, 48, 64, 96, 128, 192, 256, 384, 512
 
@@ -44,8 +44,8 @@ def ladder(most: int) -> list[int]:
 
 
 class Sizes:
-    """That graphs have: for steps of one token of each of up to ``rows`` sequences, and for steps of 2 or more with up
-    to ``chunk`` tokens of prompts among them."""
+    """That graphs have: for steps of one token of each of up to ``rows`` sequences, and for steps of 2 to 255 with up
+    to ``chunk`` tokens of prompts among them, but 512 at most."""
 
     def __init__(self, rows: int, chunk: int) -> None:
         self.one_each = [Size(count, count) for count in ladder(rows)]
@@ -54,7 +54,7 @@ class Sizes:
         self.mixed = [Size(size, size + n) for size in batches if size > 2 for n in MIXED_TOKENS if n <= chunk]
 
     def holding(self, rows: int, tokens: int) -> Size | None:
-        """The smallest for a step of that size, or None where there is none."""
+        """The one for a step of that size; None: it is launched without a graph."""
         if tokens == rows:
             return next(size for size in self.one_each if size.rows >= rows)
         if rows == 1:  # a prompt alone: its numbers are the same on every idle server, whatever that has graphs for

@@ -102,7 +102,7 @@ def test_by_the_clock_of_a_modelled_device(
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_host_that_takes_longer_to_launch_prompts_is_no_excuse(ahead: int) -> None:
-    """Steps without prompts, replayed graphs, are short; seen beside ones with prompts they may seem long."""
+    """Steps that are replayed graphs are short; beside ones launched kernel by kernel they may seem long."""
     model = Timed(
         lambda rows, tokens: max(7e-4, 4e-6 * tokens), lambda rows, tokens: 2e-4 if rows == tokens else 1.05e-3
     )

@@ -13,11 +13,10 @@ def test_a_graph_holds_what_it_is_for_and_little_more(rows: int, chunk: int) -> 
         found = sizes.holding(count, count)
         assert found is not None and count <= found.rows == found.tokens <= max(count * 1.5, count + 3)
     for count in range(2, min(rows, MIXED_ROWS[-1] - 1) + 1):
-        for tokens in range(1, chunk + 1, 5):
-            found = sizes.holding(count, count - 1 + tokens) if tokens > 1 else sizes.mixed[0]
+        for tokens in (*range(2, chunk, 5), chunk):
+            found = sizes.holding(count, count - 1 + tokens)
             assert found is not None and found in sizes.mixed
-            assert tokens == 1 or (count < found.rows and count - 1 + tokens <= found.tokens)
-            assert found.rows <= max(4, 4 * count)
+            assert count < found.rows <= 4 * count and count - 1 + tokens <= found.tokens
             assert found.tokens - found.rows <= max(16, 1.5 * (tokens + count))
 
 

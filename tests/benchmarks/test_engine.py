@@ -81,7 +81,7 @@ def test_from_the_command_line_to_the_files(tmp_path: Path, peer: Path, capsys: 
     for row in rows:
         assert row["gate"]["ok"] and 0 < row["gate"]["error"] <= 1.5 * row["gate"]["plain_error"]
         assert row["peer"] == "rwkv-quant-nv 1.2.1" and row["peer_state_dtype"] == "float16"
-        assert row["tokens_per_s"] == pytest.approx(row["B"] * row["T"] / row["ours_ms"] * 1e3, rel=1e-2)
+        assert row["tokens_per_s"] == pytest.approx(row["B"] * row["T"] / row["ours_ms"] * 1e3, rel=1e-2, abs=0.51)
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
     assert "at full depth: gate green" in printed.err and "weights loaded with" in printed.err
 

@@ -85,7 +85,10 @@ class StepGraphs:
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, rows: Tensor, cu_seqlens: Tensor) -> Tensor | None:
-        """As the model's, float32 logits [B, vocab], which the next call writes over; None: no graph is for that."""
+        """ids int64 [N], rows int64 [B], cu_seqlens int64 [B + 1], as the model's -> float32 logits [B, vocab].
+
+        The next call writes over them. None: no graph is for a step of that size.
+        """
         if (size := self._sizes.holding(len(rows), len(ids))) is None:
             return None
         self._ids[: len(ids)].copy_(ids)

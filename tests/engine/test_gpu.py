@@ -204,7 +204,7 @@ def test_the_pool_takes_what_is_free_and_no_request_finds_none(
 
 
 STEPS = [[1] * count for count in (1, 2, 7, 8, 9, 11, 12, 13, 16, 19, 20)] + [
-    [1, 1, 16],  # with prompts: as large as a graph, smaller, and as many sequences as rows
+    [1, 1, 16],  # with prompts: smaller than the graph, and as many sequences as rows
     [1, 1, 13],
     [1] * 14 + [32],
     [1] * 15 + [64],

@@ -17,14 +17,19 @@ namespace cog_rwkv {
 
 enum Direction { kForwards, kBackwards };
 
-constexpr int kScanProducers = 5, kScanConsumers = 4;
+constexpr int kScanProducers = 6, kScanConsumers = 4;
 constexpr int kScanThreads = (2 * kScanProducers + kScanConsumers) * kWarp;
+
+// Whether the products of gradients.cuh are split: for bfloat16 they are in tf32, with a fifth of the error that it
+// rounds its results by.
+template <class T>
+constexpr bool kSplitGradients = !std::is_same_v<T, BFloat16>;
 
 template <class T>
 struct StateScans {
   const T* in[2][6];              // [direction]: each [batch, tokens, heads, 64], in the place of w, k, v, a, b
   const float* begin[2];          // [batch heads, 64, 64]: the state before the first token, the gradient after the last
-  float *states[2], *removed[2];  // S_e and dS_e, [batch heads, chunks, 64, 64]; U and Z, [batch heads, chunks, 16, 64]
+  float *states[2], *removed[2];  // S_e' and dS_e', [batch heads, chunks, key, value]; U and Z, [batch heads, chunks, 16, 64]
   float* d_state;                 // [batch heads, 64, 64]: what the scan backwards ends with
   int64_t tokens, heads, chunks;
 };
@@ -166,65 +171,78 @@ __device__ __forceinline__ void find_removed(Sums (&found)[2], State (&s)[2], co
   }
 }
 
-// Writes the lane's part of a state, [values, keys] from its 16 values on.
-__device__ __forceinline__ void store_scan_state(float* to, State (&s)[2], int lane) {
+// Writes the lane's part of a state, transposed: [keys, values], from the warp's first value on.
+template <bool split>
+__device__ __forceinline__ void store_transposed(float* to, State (&s)[2], int lane) {
+  float* const from_lane = to + lane % 4 * 16 * kHead + lane / 4;
   both_parts(s, lane, [&]<int kPart>(Consumer<kPart>, State& part) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int at = (lane / 4 + i / 2 * 8) * static_cast<int>(kHead) + lane % 4 * 16 + first_key(kPart, i % 2);
-      float4_at(to + at) = make_float4(part[0][i], part[1][i], part[2][i], part[3][i]);
+    for (int i = 0; i < 16; i++) {
+      const int key = first_key(kPart, i % 2) + i / 4;
+      from_lane[key * kHead + i % 4 / 2 * 8] = operand<split>(part[i / 4][i % 4]);
     }
   });
 }
 
+// Where S_e and U of a chunk go, from the warp's first value on.
+struct ChunkPlaces {
+  float *state, *removed;
+};
+
 // One chunk: S_e and U go to memory, the state goes on. Tensor cores cut off their sums, so the state, which goes on, is
 // none of them.
-template <bool reverse, class T>
-__device__ __forceinline__ void scan_chunk(State (&s)[2], const StateScans<T>& p, int64_t place_of_chunk,
-                                           const Slot& slot, int value, uint64_t* empty, int lane) {
-  constexpr bool exact = sizeof(T) == 2;
+template <class T, bool reverse>
+__device__ __forceinline__ void scan_chunk(State (&s)[2], const ChunkPlaces& to, const Slot& slot, int value,
+                                           uint64_t* empty, int lane) {
+  constexpr bool exact = sizeof(T) == 2, split = kSplitGradients<T>;
+  const float *enter = reverse ? slot.after() : slot.before(), *leave = reverse ? slot.before() : slot.after();
   const auto in_order = [](int i) { return 8 * i; };
   Left v[2], removed[2];
   Sums found[2];
-  State sums[2] = {};
-  both_parts(s, lane, [&](auto c, State& part) { scale_state(part, reverse ? slot.after() : slot.before(), c); });
-  store_scan_state(p.states[reverse] + (place_of_chunk * kHead + value) * kHead, s, lane);
+  both_parts(s, lane, [&](auto c, State& part) { scale_state(part, enter, c); });
+  store_transposed<split>(to.state, s, lane);
   load_values<T>(v, slot, value, lane);
   find_removed<exact>(found, s, v, slot, lane);
-  both_parts(sums, lane, [&](auto c, State& part) { add_to_state<true, exact>(part, v, slot, kK, c, in_order); });
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     removed[i][0] = found[i][0], removed[i][1] = found[i][2], removed[i][2] = found[i][1], removed[i][3] = found[i][3];
   }
-  both_parts(sums, lane, [&](auto c, State& part) { add_to_state<true>(part, removed, slot, kB, c, in_order); });
+  both_parts(s, lane, [&](auto c, State& part) {
+    State sums = {};
+    add_to_state<true, exact>(sums, v, slot, kK, c, in_order);
+    add_to_state<true>(sums, removed, slot, kB, c, in_order);
 #pragma unroll
-  for (int i = 0; i < 32; i++) s[i / 16][i / 4 % 4][i % 4] += sums[i / 16][i / 4 % 4][i % 4];
-  both_parts(s, lane, [&](auto c, State& part) { scale_state(part, reverse ? slot.before() : slot.after(), c); });
+    for (int i = 0; i < 16; i++) part[i / 4][i % 4] += sums[i / 4][i % 4];
+    scale_state(part, leave, c);
+  });
   arrive(empty);
-  float* to = p.removed[reverse] + place_of_chunk * kChunk * kHead + value + lane / 4;
+  float* const from_lane = to.removed + lane % 4 * 2 * kHead + lane / 4;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    to[token * kHead + i / 2 % 2 * 8] = found[i / 4][i % 4];
+    from_lane[(i / 4 * 8 + i % 2) * kHead + i / 2 % 2 * 8] = operand<split>(found[i / 4][i % 4]);
   }
 }
 
 template <bool reverse, class T>
 __device__ __forceinline__ void consume_scan(const StateScans<T>& p, int64_t block, Ring slots, Barriers& barriers,
                                              int value, int lane) {
-  const int64_t corner = (block * kHead + value) * kHead;
+  const int64_t corner = (block * kHead + value) * kHead, chunk = block * p.chunks + (reverse ? p.chunks - 1 : 0);
   State s[2];
   const float* from = p.begin[reverse] + corner;
   both_parts(s, lane, [&](auto c, State& part) { each_element(part, c, [&](float& x, int at) { x = from[at]; }); });
+  ChunkPlaces to{p.states[reverse] + chunk * kHead * kHead + value, p.removed[reverse] + chunk * kChunk * kHead + value};
+  constexpr int kStep = (reverse ? -1 : 1) * static_cast<int>(kHead);
   int slot = 0;
   uint32_t parity = 0;
-  for (int64_t turn = 0; turn < p.chunks; turn++) {
+  for (int left = static_cast<int>(p.chunks); left > 0; left--) {
     wait(&barriers.full[slot], parity);
-    const int64_t place_of_chunk = block * p.chunks + chunk_of<reverse>(turn, p.chunks);
-    scan_chunk<reverse>(s, p, place_of_chunk, slots.at(slot), value, &barriers.empty[slot], lane);
+    scan_chunk<T, reverse>(s, to, slots.at(slot), value, &barriers.empty[slot], lane);
+    to.state += kStep * static_cast<int>(kHead), to.removed += kStep * kChunk;
     if (++slot == slots.count) slot = 0, parity ^= 1;
   }
-  if (reverse) store_scan_state(p.d_state + corner, s, lane);
+  if (!reverse) return;
+  float* const end = p.d_state + corner;
+  both_parts(s, lane, [&](auto c, State& part) { each_element(part, c, [&](float& x, int at) { end[at] = x; }); });
 }
 
 template <bool reverse, class T>

@@ -417,7 +417,8 @@ __device__ __forceinline__ void write_decay_gradient(const float (&here)[2][4], 
 
 // A block a sequence, head and chunk.
 template <class T>
-__global__ void __launch_bounds__(kGradientThreads, 3) wkv7_gradients_kernel(const ChunkGradients<T> p) {
+__global__ void __launch_bounds__(kGradientThreads, kSplitGradients<T> ? 2 : 3)
+    wkv7_gradients_kernel(const ChunkGradients<T> p) {
   __shared__ __align__(16) GradientShared s;
   const Place<T> c(p);
   Columns state, d_state;

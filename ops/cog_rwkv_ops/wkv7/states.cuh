@@ -17,7 +17,7 @@ namespace cog_rwkv {
 
 enum Direction { kForwards, kBackwards };
 
-constexpr int kScanProducers = 6, kScanConsumers = 4;
+constexpr int kScanProducers = 4, kScanConsumers = 4;
 constexpr int kScanThreads = (2 * kScanProducers + kScanConsumers) * kWarp;
 
 // Whether the products of gradients.cuh are split: for bfloat16 they are in tf32, with a fifth of the error that it

@@ -219,7 +219,10 @@ void run_backward(const Launch& launch, const Tensor (&in)[6], const Tensor& d_y
                       .tokens = tokens,
                       .heads = heads,
                       .chunks = chunks};
-  ChunkGradients<T> work{.d_y = data<T>(d_y), .tokens = tokens, .heads = heads, .chunks = chunks};
+  ChunkGradients<T> work{.d_y = data<T>(d_y),
+                         .tokens = tokens,
+                         .heads = static_cast<uint32_t>(heads),
+                         .chunks = static_cast<uint32_t>(chunks)};
   for (int i = 0; i < 6; i++) work.in[i] = data<T>(in[i]), work.out[i] = mutable_data<T>(out[i]);
   for (int i = 0; i < 2; i++) {
     work.states[i] = scans.states[i] = mutable_data<float>(kept.states[i]);
@@ -230,8 +233,8 @@ void run_backward(const Launch& launch, const Tensor (&in)[6], const Tensor& d_y
   std::copy_n(forwards, 6, scans.in[kForwards]), std::copy_n(backwards, 6, scans.in[kBackwards]);
   launch_scans(launch, scans, batch * heads);
   if (chunks == 0) return;
-  wkv7_gradients_kernel<T>
-      <<<static_cast<unsigned>(batch * heads * chunks), kGradientThreads, 0, launch.stream>>>(work);
+  const auto grid = static_cast<unsigned>(batch * heads * chunks);
+  wkv7_gradients_kernel<T><<<grid, kGradientThreads, 0, launch.stream>>>(work);  // one that needs its cache
   launch.check();
 }
 
@@ -245,7 +248,9 @@ Gradients wkv7_backward_cuda(const Tensor& d_y, const Tensor& d_end, const Tenso
   for (Tensor& t : out) t = empty_tensor(r, r.sizes());
   const Tensor d_state = empty_tensor(state, state.sizes());
   const int64_t count = r.size(0) * r.size(2);
-  if (count > INT32_MAX / 8) fail("wkv7_backward", "r: there are more than 2^28 heads to compute");
+  if (count > INT32_MAX / 8 || r.size(2) > 1 << 21) {
+    fail("wkv7_backward", "r: there are more than 2^28 heads to compute, or more than 2^21 of a token");
+  }
   if (count > 0) {
     dispatch_float_or_half(r.scalar_type(), [&](auto type) {
       run_backward<typename decltype(type)::type>(launch, in, dy, before, end, out, d_state);

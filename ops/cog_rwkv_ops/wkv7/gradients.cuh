@@ -3,11 +3,12 @@
 //   dr~ = dY S_e + tril(dY V') k~ + tril(dY U') b~           da~ = Z S_e + tril(Z V', -1) k~ + tril(Z U', -1) b~
 //   dk~ = V dS_e + tril(dY V')' r~ + tril(Z V', -1)' a~      db~ = U dS_e + tril(dY U')' r~ + tril(Z U', -1)' a~
 //   dV = k~ dS_e' + tril(r~ k~')' dY + tril(a~ k~', -1)' Z
-// The log-decay of a token has, per key, the sum over it and the later tokens of dr~ r~ - dk~ k~ - db~ b~, over the later
-// ones of da~ a~, and that of the whole chunk: over the values of dS_e S_e and over the tokens of k~ (V dS_e) + b~ (U dS_e).
+// The log-decay of a token has, per key, the sum over it and the later tokens of dr~ r~ - dk~ k~ - db~ b~, over the
+// later ones of da~ a~, and that of the whole chunk: over the values of dS_e S_e and over the tokens of k~ (V dS_e) +
+// b~ (U dS_e).
 //
-// A warp has 16 keys, and of dV 16 values. States come from memory right into registers, as operands: keys 2 g and 2 g + 1
-// of its 16 are columns g of two products, so that a lane ends with four keys side by side.
+// A warp has 16 keys, and of dV 16 values. States come from memory right into registers, as operands: columns g of two
+// products are keys 2 g and 2 g + 1 of the 16, so that a lane ends with four keys side by side.
 #pragma once
 
 #include "../csrc/reduce.cuh"
@@ -151,7 +152,8 @@ template <bool split, bool exact, class F>
 __device__ __forceinline__ void add_tiles(Sums (&x)[2], const Left& left, F right) {
   Right y[2];
   right(y[0], 0), right(y[1], 1);
-  multiply<split, 2, exact>([&](int tile) -> TileProduct { return {x[tile], x[tile], left, {y[tile][0], y[tile][1]}}; });
+  multiply<split, 2, exact>(
+      [&](int tile) -> TileProduct { return {x[tile], x[tile], left, {y[tile][0], y[tile][1]}}; });
 }
 
 // Columns 8 tile to 8 tile + 7: the lower triangle.
@@ -218,9 +220,8 @@ __device__ __forceinline__ void add_keys(KeySums& d, GradientShared& s, const Ch
     const float2 k[2] = {float2_at(writer + 8 * i), float2_at(writer + 8 * kWideRow + 8 * i)};
     const float2 x0 = float2_at(reader + 8 * i), x1 = float2_at(reader + 8 * kWideRow + 8 * i);
     const float2 own = half ? k[1] : k[0];
-    add_tiles<split, false>(d.v, {one.x, one.y, next.x, next.y}, [&](Right& to, int tile) {
-      to[0] = k[tile].x, to[1] = k[tile].y;
-    });
+    add_tiles<split, false>(d.v, {one.x, one.y, next.x, next.y},
+                            [&](Right& to, int tile) { to[0] = k[tile].x, to[1] = k[tile].y; });
     const Left x = {x0.x, x1.x, x0.y, x1.y};
     multiply<split, 1>([&](int) -> TileProduct { return {between, between, x, {own.x, own.y}}; });
   }
@@ -243,9 +244,8 @@ __device__ __forceinline__ void add_triangle(Sums (&x)[2], const float* triangle
   Left left;
   load_triangle<transposed>(left, triangle, step, g, q);
   const float2 one = rows(8 * step + q), next = rows(8 * step + q + 4);
-  add_tiles<split, false>(x, left, [&](Right& to, int tile) {
-    to[0] = tile ? one.y : one.x, to[1] = tile ? next.y : next.x;
-  });
+  add_tiles<split, false>(x, left,
+                          [&](Right& to, int tile) { to[0] = tile ? one.y : one.x, to[1] = tile ? next.y : next.x; });
 }
 
 // d_v += rows' triangle, of the values `rows` gives for a token.
@@ -331,13 +331,14 @@ __device__ __forceinline__ void sum_whole(float (&whole)[4], const KeySums& d, c
 // The compiler takes apart what is stored as an array of 16-bit numbers.
 template <class T, int count>
 __device__ __forceinline__ void store_floats(T* to, const float (&x)[count]) {
-  using Bits = std::conditional_t<count * sizeof(T) == 16, uint4, std::conditional_t<count * sizeof(T) == 8, uint2, uint32_t>>;
+  constexpr int bytes = count * sizeof(T);
+  using Bits = std::conditional_t<bytes == 16, uint4, std::conditional_t<bytes == 8, uint2, uint32_t>>;
   Vector<T, count> rounded;
   Bits bits;
 #pragma unroll
   for (int i = 0; i < count; i++) rounded.values[i] = static_cast<T>(x[i]);
-  static_assert(sizeof(bits) == sizeof(rounded));
-  memcpy(&bits, &rounded, sizeof(bits));
+  static_assert(sizeof(Bits) == bytes);
+  memcpy(&bits, &rounded, bytes);
   *reinterpret_cast<Bits*>(to) = bits;
 }
 
@@ -352,8 +353,8 @@ __device__ __forceinline__ void write_value_gradient(const KeySums& d, const Chu
   }
 }
 
-// Writes the gradients of r, k, a and b. Leaves what each of the lane's tokens [half] gives to the log-decays up to its own
-// (`here`) and up to the one before (`before`).
+// Writes the gradients of r, k, a and b. Leaves what each of the lane's tokens [half] gives to the log-decays up to its
+// own, `here`, and up to the one before, `before`.
 template <class T>
 __device__ __forceinline__ void write_gradients(float (&here)[2][4], float (&before)[2][4], const KeySums& d,
                                                 const GradientShared& s, const ChunkGradients<T>& p,

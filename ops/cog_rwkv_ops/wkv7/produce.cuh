@@ -125,8 +125,8 @@ __device__ __forceinline__ void scale_inputs(const Slot& slot, int n, Team team)
 
 constexpr int kLowerRow = 20;  // of L transposed, for the banks
 
-// Stores tokens by tokens, [half]: the columns 8 half to 8 half + 7. The lower triangle, or the upper, with its diagonal
-// or without.
+// Stores tokens by tokens, [half]: the columns 8 half to 8 half + 7. The lower triangle, or the upper, with its
+// diagonal or without.
 template <bool split, bool upper = false>
 __device__ __forceinline__ void store_lower(float* small, const Sums (&x)[2], bool diagonal, int lane) {
   const int g = lane / 4, column = lane % 4 * 2;

@@ -1,10 +1,10 @@
 // The gradient of wkv7 on CUDA, its first part: what goes from chunk to chunk, in two scans beside each other.
 //
-// With the names of chunked.cuh, S_e the state of a chunk after its first factor and d for the gradient of what follows:
+// With the names of chunked.cuh, S_e the state after a chunk's first factor and d for the gradient of what follows:
 //   forwards    S_e = S diag(e^m)          U = W S_e' + A V             S <- (S_e + V' k~ + U' b~) diag(e^(G - m))
 //   backwards   dS_e = dS diag(e^(G - m))  Z = T' (b~ dS_e' + Q' dY)    dS <- (dS_e + dY' r~ + Z' a~) diag(e^m)
-// The second is the first with b for a, a for b, r for k and dY for v, and triangles turned, as tokens go backwards. S_e,
-// U, dS_e and Z of each chunk go to memory: all gradients of a chunk come from them (gradients.cuh).
+// The second is the first with b for a, a for b, r for k and dY for v, and triangles turned, as tokens go backwards.
+// S_e, U, dS_e and Z of each chunk go to memory: all gradients of a chunk come from them (gradients.cuh).
 //
 // A block has producers as in chunked.cuh, and consumers that hold 16 values and all keys each: so a warp needs nothing
 // from another one but what producers make. All products are split, whatever the inputs: the gradient of `state` is
@@ -20,21 +20,22 @@ enum Direction { kForwards, kBackwards };
 constexpr int kScanProducers = 4, kScanConsumers = 4;
 constexpr int kScanThreads = (2 * kScanProducers + kScanConsumers) * kWarp;
 
-// Whether the products of gradients.cuh are split: for bfloat16 they are in tf32, with a fifth of the error that it
-// rounds its results by.
+// Whether the products of gradients.cuh are split: for bfloat16 they are in tf32, whose error is a quarter of what its
+// rounding is, for the gradient of w half.
 template <class T>
 constexpr bool kSplitGradients = !std::is_same_v<T, BFloat16>;
 
 template <class T>
 struct StateScans {
-  const T* in[2][6];              // [direction]: each [batch, tokens, heads, 64], in the place of w, k, v, a, b
-  const float* begin[2];          // [batch heads, 64, 64]: the state before the first token, the gradient after the last
-  float *states[2], *removed[2];  // S_e' and dS_e', [batch heads, chunks, key, value]; U and Z, [batch heads, chunks, 16, 64]
-  float* d_state;                 // [batch heads, 64, 64]: what the scan backwards ends with
+  const T* in[2][6];      // [direction]: each [batch, tokens, heads, 64], in the place of w, k, v, a, b
+  const float* begin[2];  // [batch heads, 64, 64]: the state before the first token, the gradient after the last
+  float* states[2];       // S_e' and dS_e', [batch heads, chunks, key, value]
+  float* removed[2];      // U and Z, [batch heads, chunks, 16, 64]
+  float* d_state;         // [batch heads, 64, 64]: what the scan backwards ends with
   int64_t tokens, heads, chunks;
 };
 
-// w is scaled by nothing; a by the sum before its token, r by that with it, k and b by what is the inverse of that.
+// a is scaled by the decays before its token, r by those with it, k and b by the inverse of that.
 template <class T, bool reverse>
 __device__ __forceinline__ void scale_for_scan(const Slot& slot, int n, Team team) {
   const Corner c{team.lane / 16 * 8, team.part * 32 + team.lane % 16 * 2};
@@ -142,9 +143,8 @@ __device__ __forceinline__ void read_part(Tokens (&u)[2], const State& s, const 
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const Left state = {s[i][0], s[i][2], s[i][1], s[i][3]};
-    multiply<true, 2>([&](int half) -> TileProduct {
-      return {u[half].sums, u[half].fine, state, {w[half][0][i], w[half][1][i]}};
-    });
+    multiply<true, 2>(
+        [&](int half) -> TileProduct { return {u[half].sums, u[half].fine, state, {w[half][0][i], w[half][1][i]}}; });
   }
 }
 
@@ -189,8 +189,8 @@ struct ChunkPlaces {
   float *state, *removed;
 };
 
-// One chunk: S_e and U go to memory, the state goes on. Tensor cores cut off their sums, so the state, which goes on, is
-// none of them.
+// One chunk: S_e and U go to memory, the state goes on. Tensor cores cut off their sums, so the state, which goes on,
+// is none of them.
 template <class T, bool reverse>
 __device__ __forceinline__ void scan_chunk(State (&s)[2], const ChunkPlaces& to, const Slot& slot, int value,
                                            uint64_t* empty, int lane) {
@@ -230,7 +230,8 @@ __device__ __forceinline__ void consume_scan(const StateScans<T>& p, int64_t blo
   State s[2];
   const float* from = p.begin[reverse] + corner;
   both_parts(s, lane, [&](auto c, State& part) { each_element(part, c, [&](float& x, int at) { x = from[at]; }); });
-  ChunkPlaces to{p.states[reverse] + chunk * kHead * kHead + value, p.removed[reverse] + chunk * kChunk * kHead + value};
+  ChunkPlaces to{p.states[reverse] + chunk * kHead * kHead + value,
+                 p.removed[reverse] + chunk * kChunk * kHead + value};
   constexpr int kStep = (reverse ? -1 : 1) * static_cast<int>(kHead);
   int slot = 0;
   uint32_t parity = 0;

@@ -52,8 +52,11 @@ def wkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state
     Raises:
         RuntimeError: a dtype, shape or device is wrong; the message names the argument.
 
-    Differentiable twice: the first time by kernels in float32, which keep the arguments alone and compute the states
-    again (from one in 16 tokens, 1 KB a token and head while it runs), the second time in plain PyTorch.
+    Differentiable twice: the first time by kernels that keep the arguments alone and compute the states again, the
+    second time in plain PyTorch. On the CPU, in float32, the first time takes 1 KB a token and head while it runs. On
+    CUDA it takes 2.5 KB, on tensor cores with products split as said above: a relative error of 1e-6 to 2e-6, and what
+    the dtype rounds. Gradients in bfloat16 are made in tf32, though, from such states: 4e-4, that of `w` 8e-4, where
+    rounding is 1.7e-3.
 
     Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution", 2025 (arXiv:2503.14456), equation 1.
     """

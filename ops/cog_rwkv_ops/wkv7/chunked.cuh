@@ -68,7 +68,7 @@ __device__ __forceinline__ void produce(const Wkv7<T, void>& p, const Share& s, 
   for (int64_t t = s.sequence.begin + producer * kChunk; t < s.sequence.end; t += step, parity ^= 1) {
     const int n = static_cast<int>(min(s.sequence.end - t, int64_t{kChunk}));
     wait(&barriers.empty[producer], parity);
-    start_copies(p, slot, t, n, s.head, s.first, s.count, team);
+    start_copies<kR>(p.in, p.heads, slot, t, n, s.head, s.first, s.count, team);
     wait_for_copies();
     team.sync();
     make_chunk<T, split>(slot, n, team);
@@ -164,7 +164,8 @@ __device__ __forceinline__ void read_state(Tokens (&u)[2], Tokens (&y)[2], const
 }
 
 // s += x m, for x [16 values, 16 tokens], x[i] of tokens first(i) to first(i) + 7, and the keys m of the tokens.
-template <bool split, int kPart, class First>
+// `exact`: all of x is in its big part.
+template <bool split, bool exact = false, int kPart, class First>
 __device__ __forceinline__ void add_to_state(State& s, const Left (&x)[2], const Slot& slot, Input input,
                                              Consumer<kPart> c, First first) {
   const int g = c.lane / 4, q = c.lane % 4;
@@ -173,7 +174,7 @@ __device__ __forceinline__ void add_to_state(State& s, const Left (&x)[2], const
     float one[4], next[4];
     load_columns(one, slot.row(input, first(i) + 2 * q), kPart, g);
     load_columns(next, slot.row(input, first(i) + 2 * q + 1), kPart, g);
-    multiply<split, 4>([&](int j) -> TileProduct { return {s[j], s[j], x[i], {one[j], next[j]}}; });
+    multiply<split, 4, exact>([&](int j) -> TileProduct { return {s[j], s[j], x[i], {one[j], next[j]}}; });
   }
 }
 
@@ -265,11 +266,6 @@ __device__ __forceinline__ void consume(const Wkv7<T, void>& p, ScalarType state
     const int n = static_cast<int>(min(share.sequence.end - t, int64_t{kChunk}));
     const Slot slot = slots.at(turn);
     Tokens y[2];
-    if (p.checkpoints != nullptr) {
-      const int64_t chunk = (t - share.sequence.begin) / kChunk, chunks = (p.each + kChunk - 1) / kChunk;
-      float* to = p.checkpoints + (share.sequence.row * p.heads * chunks + share.head * chunks + chunk) * kHead * kHead;
-      each_element(s, c, [&](float& x, int at) { to[value * kHead + at] = x; });
-    }
     wait(&barriers.full[turn], parity);
     step_state<T, split>(s, y, slot, value, exchange.sums[buffer], c);
     arrive(&barriers.empty[turn]);

@@ -15,23 +15,24 @@ struct Team {
 // Where a row of 16-bit inputs begins, for the banks: a warp reads 16 floats each of rows t and t + 8 at once.
 __device__ __forceinline__ constexpr int stand_off(int row) { return row / 8 * 16; }
 
-// Starts copying n tokens of a head; zeros for the rest of the chunk. Of v, the values first to first + count alone.
-template <class T>
-__device__ __forceinline__ void start_copies(const Wkv7<T, void>& p, const Slot& slot, int64_t token, int n,
-                                             int64_t head, int first, int count, Team team) {
+// Starts copying n tokens of a head, from input `kFirst` on; zeros for the rest of the chunk. Of v, the values first to
+// first + count alone.
+template <int kFirst, class T>
+__device__ __forceinline__ void start_copies(const T* const (&in)[6], int64_t heads, const Slot& slot, int64_t token,
+                                             int n, int64_t head, int first, int count, Team team) {
   constexpr int kPer16 = 16 / sizeof(T), kPieces = static_cast<int>(kHead) / kPer16, kRows = 2 * kWarp / kPieces;
   const int thread = team.part * kWarp + team.lane, column = thread % kPieces * kPer16;
   const bool mine = column >= first && column < first + count;
 #pragma unroll
   for (int row = thread / kPieces, i = 0; i < kChunk / kRows; i++, row += kRows) {
     const bool inside = row < n;
-    const int64_t at = ((token + (inside ? row : 0)) * p.heads + head) * kHead + column;
+    const int64_t at = ((token + (inside ? row : 0)) * heads + head) * kHead + column;
     const int to = sizeof(T) == 4 ? place(column) : thread % kPieces * 4 + stand_off(row);
 #pragma unroll
-    for (int input = 0; input < 6; input++) {
-      if (input != kV) copy16(slot.row(input, row) + to, p.in[input] + at, inside);
+    for (int input = kFirst; input < 6; input++) {
+      if (input != kV) copy16(slot.row(input, row) + to, in[input] + at, inside);
     }
-    if (mine) copy16(slot.values<T>(row) + column, p.in[kV] + at, inside);
+    if (mine) copy16(slot.values<T>(row) + column, in[kV] + at, inside);
   }
 }
 
@@ -78,23 +79,36 @@ __device__ __forceinline__ void sum_decays(float (&factor)[9][2], const Slot& sl
   float2_at(slot.before() + c.token / 8 * kHead + c.key) = make_float2(whole[0], whole[1]);
 }
 
-// Scales two inputs by factor(which of them, t, i), and makes them operands.
-template <class T, bool split, class Factor>
-__device__ __forceinline__ void scale(const Slot& slot, Input one, Input other, Corner c, Team team, Factor factor) {
-  Vector<T, 2> x[2][8];
+// Scales inputs by factor(which of them, t, i), and makes them operands.
+template <class T, bool split, int count, class Factor>
+__device__ __forceinline__ void scale(const Slot& slot, const Input (&inputs)[count], Corner c, Team team,
+                                      Factor factor) {
+  Vector<T, 2> x[count][8];
 #pragma unroll
-  for (int t = 0; t < 8; t++) x[0][t] = raw<T>(slot, one, t, c), x[1][t] = raw<T>(slot, other, t, c);
+  for (int t = 0; t < 8; t++) {
+#pragma unroll
+    for (int which = 0; which < count; which++) x[which][t] = raw<T>(slot, inputs[which], t, c);
+  }
   if (sizeof(T) == 2) team.sync();  // what this lane writes, another one reads
 #pragma unroll
-  for (int which = 0; which < 2; which++) {
+  for (int which = 0; which < count; which++) {
 #pragma unroll
     for (int t = 0; t < 8; t++) {
       float y[2];
 #pragma unroll
       for (int i = 0; i < 2; i++)
         y[i] = operand<split>(static_cast<float>(x[which][t].values[i]) * factor(which, t, i));
-      float2_at(slot.row(which ? other : one, c.token + t) + place(c.key)) = make_float2(y[0], y[1]);
+      float2_at(slot.row(inputs[which], c.token + t) + place(c.key)) = make_float2(y[0], y[1]);
     }
+  }
+}
+
+// Of all but the first.
+__device__ __forceinline__ void reciprocals(float (&factor)[9][2]) {
+#pragma unroll
+  for (int t = 1; t < 9; t++) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) factor[t][i] = reciprocal_fast(factor[t][i]);
   }
 }
 
@@ -103,20 +117,17 @@ __device__ __forceinline__ void scale_inputs(const Slot& slot, int n, Team team)
   const Corner c{team.lane / 16 * 8, team.part * 32 + team.lane % 16 * 2};
   float factor[9][2];
   sum_decays<T>(factor, slot, n, c);
-  scale<T, split>(slot, kR, kA, c, team, [&](int before, int t, int i) { return factor[t + 1 - before][i]; });
-#pragma unroll
-  for (int t = 1; t < 9; t++) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) factor[t][i] = reciprocal_fast(factor[t][i]);
-  }
-  scale<T, split>(slot, kK, kB, c, team, [&](int, int t, int i) { return factor[t + 1][i]; });
+  scale<T, split>(slot, {kR, kA}, c, team, [&](int before, int t, int i) { return factor[t + 1 - before][i]; });
+  reciprocals(factor);
+  scale<T, split>(slot, {kK, kB}, c, team, [&](int, int t, int i) { return factor[t + 1][i]; });
   team.sync();
 }
 
 constexpr int kLowerRow = 20;  // of L transposed, for the banks
 
-// Stores tokens by tokens, [half]: the columns 8 half to 8 half + 7. The triangle, with its diagonal or without.
-template <bool split>
+// Stores tokens by tokens, [half]: the columns 8 half to 8 half + 7. The lower triangle, or the upper, with its
+// diagonal or without.
+template <bool split, bool upper = false>
 __device__ __forceinline__ void store_lower(float* small, const Sums (&x)[2], bool diagonal, int lane) {
   const int g = lane / 4, column = lane % 4 * 2;
 #pragma unroll
@@ -124,22 +135,29 @@ __device__ __forceinline__ void store_lower(float* small, const Sums (&x)[2], bo
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int row = g + 8 * i, at = 8 * half + column;
-      const float first = at < row || (at == row && diagonal) ? x[half][2 * i] : 0.0f;
-      const float second = at + 1 < row || (at + 1 == row && diagonal) ? x[half][2 * i + 1] : 0.0f;
+      const auto keep = [&](int to) { return (upper ? to > row : to < row) || (to == row && diagonal); };
+      const float first = keep(at) ? x[half][2 * i] : 0.0f, second = keep(at + 1) ? x[half][2 * i + 1] : 0.0f;
       *reinterpret_cast<float2*>(small + row * kSmallRow + at) =
           make_float2(operand<split>(first), operand<split>(second));
     }
   }
 }
 
-// The triangle without its diagonal, transposed.
+// A token as the first, the last as number 0: what makes an upper triangle a lower one.
+template <bool reverse>
+__device__ __forceinline__ constexpr int turned(int token) {
+  return reverse ? kChunk - 1 - token : token;
+}
+
+// The lower triangle, or `reverse` the upper, turned; without its diagonal, transposed.
+template <bool reverse = false>
 __device__ __forceinline__ void store_lower_transposed(float* lower, const Sums (&x)[2], int lane) {
   const int g = lane / 4, q = lane % 4;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int row = g + i / 2 * 8, column = 8 * half + 2 * q + i % 2;
+      const int row = turned<reverse>(g + i / 2 * 8), column = turned<reverse>(8 * half + 2 * q + i % 2);
       lower[column * kLowerRow + row] = column < row ? x[half][i] : 0.0f;
     }
   }
@@ -179,9 +197,9 @@ __device__ __forceinline__ void between_tokens(const Slot& slot, float* lower, T
   store_lower_transposed(lower, with_b, team.lane);
 }
 
-// (I - L)^-1 for L transposed in `lower`, which may lie where the result goes. A lane has a column, both halves the
-// same.
-template <bool split>
+// (I - L)^-1 for L transposed in `lower`, which may lie where the result goes, `reverse`: turned. A lane has a column,
+// both halves the same.
+template <bool split, bool reverse = false>
 __device__ __forceinline__ void invert(float* result, const float* lower, int lane) {
   const int column = lane % 16;
   float x[kChunk];
@@ -202,7 +220,7 @@ __device__ __forceinline__ void invert(float* result, const float* lower, int la
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int row = lane < 16 ? i : i + 8;
-    result[row * kSmallRow + column] = operand<split>(lane < 16 ? x[i] : x[i + 8]);
+    result[turned<reverse>(row) * kSmallRow + turned<reverse>(column)] = operand<split>(lane < 16 ? x[i] : x[i + 8]);
   }
   __syncwarp();
 }

@@ -3,8 +3,9 @@
 #include <tuple>
 
 #include "../csrc/aligned.cuh"
-#include "backward.cuh"
+#include "gradients.cuh"
 #include "parts.cuh"
+#include "states.cuh"
 #include "stepwise.cuh"
 
 namespace cog_rwkv {
@@ -32,16 +33,19 @@ int room_for_slots(int consumers) {
   return all - 1024 - consumers * static_cast<int>(sizeof(Exchange));
 }
 
+// How many blocks share a head, so that all multiprocessors have something to do.
+int shares_of(int64_t heads) { return heads * 4 <= multiprocessors() ? 4 : heads * 2 <= multiprocessors() ? 2 : 1; }
+
 // A block takes all of a multiprocessor's shared memory. Where heads are few, several share one.
-template <class T, bool split = sizeof(T) == 4>
+template <class T>
 void launch_chunked(const Launch& launch, const Wkv7<T, void>& work, ScalarType state_type) {
   const int64_t heads = work.batch * work.heads;
-  const int shares = heads * 4 <= multiprocessors() ? 4 : heads * 2 <= multiprocessors() ? 2 : 1;
+  const int shares = shares_of(heads);
   const int consumers = 4 / shares, exchanges = consumers * static_cast<int>(sizeof(Exchange));
   const int producers =
       std::clamp(room_for_slots(consumers) / Slot::kBytes, 1, std::min(kMaxProducers, kMaxPairs - consumers));
   const int threads = (consumers + producers) * 2 * kWarp, bytes = producers * Slot::kBytes + exchanges;
-  const auto kernel = wkv7_chunked_kernel<T, split>;
+  const auto kernel = wkv7_chunked_kernel<T, sizeof(T) == 4>;
   launch_chained("wkv7", launch.stream, kernel, dim3(static_cast<unsigned>(heads * shares)), dim3(threads), bytes, work,
                  state_type, shares, producers);
 }
@@ -186,35 +190,51 @@ Tensor wkv7_packed_cuda(const Tensor& r, const Tensor& w, const Tensor& k, const
 
 namespace {
 
-// The states before each chunk, in `states`: the forward once more, for nothing else.
 template <class T>
-void run_checkpoints(const Launch& launch, const Tensor (&in)[6], const Tensor& state, const Tensor& states) {
-  const Tensor y = empty_tensor(in[0], in[0].sizes()), after = empty_tensor(state, state.sizes());
-  const int64_t batch = y.size(0), each = y.size(1), heads = y.size(2), stride = heads * kHead * kHead;
-  const Layout layout{.batch = batch,
-                      .tokens = batch * each,
-                      .heads = heads,
-                      .pool_rows = batch,
-                      .in_stride = stride,
-                      .out_stride = stride,
-                      .each = each,
-                      .longest = INT64_MAX,
-                      .checkpoints = mutable_data<float>(states)};
-  const Wkv7<T, void> work{
-      layout,
-      {data<T>(in[0]), data<T>(in[1]), data<T>(in[2]), data<T>(in[3]), data<T>(in[4]), data<T>(in[5])},
-      mutable_data<T>(y),
-      state.const_data_ptr(),
-      after.mutable_data_ptr()};
-  launch_chunked<T, true>(launch, work, ScalarType::Float);
+void launch_scans(const Launch& launch, const StateScans<T>& work, int64_t heads) {
+  const int shares = shares_of(2 * heads), consumers = kScanConsumers / shares;
+  const int producers = std::clamp(room_for_slots(0) / Slot::kBytes, 1, kScanProducers);
+  const int threads = (consumers + 2 * producers) * kWarp;
+  launch_chained("wkv7_backward", launch.stream, wkv7_scan_kernel<T>, dim3(static_cast<unsigned>(2 * heads * shares)),
+                 dim3(threads), producers * Slot::kBytes, work, shares, producers);
 }
 
+// What a backward keeps of every chunk until all gradients are there.
+struct Kept {
+  Tensor states[2], removed[2];
+
+  Kept(const Tensor& like, int64_t chunks) {
+    for (Tensor& t : states) t = empty_tensor(like, {chunks, kHead, kHead});
+    for (Tensor& t : removed) t = empty_tensor(like, {chunks, kChunk, kHead});
+  }
+};
+
 template <class T>
-void launch_backward(const Launch& launch, const Wkv7Backward<T>& work, int64_t batch) {
-  const auto kernel = wkv7_backward_kernel<T>;
-  const int bytes = sizeof(BackwardShared);
-  check_cuda("wkv7_backward", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  kernel<<<static_cast<unsigned>(batch * work.heads), kBackwardThreads, bytes, launch.stream>>>(work);
+void run_backward(const Launch& launch, const Tensor (&in)[6], const Tensor& d_y, const Tensor& state,
+                  const Tensor& d_end, const Tensor (&out)[6], const Tensor& d_state) {
+  const int64_t batch = d_y.size(0), tokens = d_y.size(1), heads = d_y.size(2), chunks = (tokens + kChunk - 1) / kChunk;
+  const Kept kept(state, batch * heads * chunks);
+  StateScans<T> scans{.begin = {data<float>(state), data<float>(d_end)},
+                      .d_state = mutable_data<float>(d_state),
+                      .tokens = tokens,
+                      .heads = heads,
+                      .chunks = chunks};
+  ChunkGradients<T> work{.d_y = data<T>(d_y),
+                         .tokens = tokens,
+                         .heads = static_cast<uint32_t>(heads),
+                         .chunks = static_cast<uint32_t>(chunks)};
+  for (int i = 0; i < 6; i++) work.in[i] = data<T>(in[i]), work.out[i] = mutable_data<T>(out[i]);
+  for (int i = 0; i < 2; i++) {
+    work.states[i] = scans.states[i] = mutable_data<float>(kept.states[i]);
+    work.removed[i] = scans.removed[i] = mutable_data<float>(kept.removed[i]);
+  }
+  const T* const forwards[6] = {work.in[kR], work.in[kW], work.in[kK], work.in[kV], work.in[kA], work.in[kB]};
+  const T* const backwards[6] = {nullptr, work.in[kW], work.in[kR], work.d_y, work.in[kB], work.in[kA]};
+  std::copy_n(forwards, 6, scans.in[kForwards]), std::copy_n(backwards, 6, scans.in[kBackwards]);
+  launch_scans(launch, scans, batch * heads);
+  if (chunks == 0) return;
+  const auto grid = static_cast<unsigned>(batch * heads * chunks);
+  wkv7_gradients_kernel<T><<<grid, kGradientThreads, 0, launch.stream>>>(work);  // one that needs its cache
   launch.check();
 }
 
@@ -223,26 +243,17 @@ Gradients wkv7_backward_cuda(const Tensor& d_y, const Tensor& d_end, const Tenso
   check_wkv7_backward(d_y, d_end, r, w, k, v, a, b, state);
   const Launch launch("wkv7_backward", r);
   const Tensor in[6] = {as_aligned(r), as_aligned(w), as_aligned(k), as_aligned(v), as_aligned(a), as_aligned(b)};
-  const Tensor before = as_contiguous(state), dy = as_contiguous(d_y), end = as_contiguous(d_end);
+  const Tensor before = as_contiguous(state), dy = as_aligned(d_y), end = as_contiguous(d_end);
   Tensor out[6];
   for (Tensor& t : out) t = empty_tensor(r, r.sizes());
   const Tensor d_state = empty_tensor(state, state.sizes());
-  const int64_t batch = r.size(0), tokens = r.size(1), heads = r.size(2), chunks = (tokens + kChunk - 1) / kChunk;
-  if (batch * heads > INT32_MAX / 4) fail("wkv7_backward", "r: there are more than 2^29 heads to compute");
-  if (batch * heads > 0) {
-    const Tensor states = empty_tensor(state, {batch, heads, chunks, kHead, kHead});
+  const int64_t count = r.size(0) * r.size(2);
+  if (count > INT32_MAX / 8 || r.size(2) > 1 << 21) {
+    fail("wkv7_backward", "r: there are more than 2^28 heads to compute, or more than 2^21 of a token");
+  }
+  if (count > 0) {
     dispatch_float_or_half(r.scalar_type(), [&](auto type) {
-      using T = typename decltype(type)::type;
-      if (chunks > 0) run_checkpoints<T>(launch, in, before, states);
-      Wkv7Backward<T> work{.d_y = data<T>(dy),
-                           .d_end = data<float>(end),
-                           .states = data<float>(states),
-                           .d_state = mutable_data<float>(d_state),
-                           .tokens = tokens,
-                           .heads = heads,
-                           .chunks = chunks};
-      for (int i = 0; i < 6; i++) work.in[i] = data<T>(in[i]), work.out[i] = mutable_data<T>(out[i]);
-      launch_backward(launch, work, batch);
+      run_backward<typename decltype(type)::type>(launch, in, dy, before, end, out, d_state);
     });
   }
   return {out[kR], out[kW], out[kK], out[kV], out[kA], out[kB], d_state};

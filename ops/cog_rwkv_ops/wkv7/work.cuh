@@ -16,7 +16,6 @@ struct Layout {
   bool aligned;               // the states allow loads of four at a time
   int64_t shortest, longest;  // the sequences that a launch is for
   bool alone;                 // it is also for tokens without a sequence, and those whose row there is not
-  float* checkpoints;         // [batch, heads, chunks, 64, 64], the state before each chunk; or null
 
   __device__ bool takes(const Sequence& s) const {
     const int64_t length = s.end - s.begin;

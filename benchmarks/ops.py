@@ -4,6 +4,7 @@
     python benchmarks/ops.py --cases wkv --peers rwkv-ops,rwkvserve        # beside these packages alone
     python benchmarks/ops.py --save benchmarks/results/h200_ops.json       # all of them; also draws the .png
     python benchmarks/ops.py --skip-measured --budget 130 --save ...       # on with what that file does not have
+    python benchmarks/ops.py --only wkv7 --peers flash-linear-attention --configurations 8   # it is tuned over hundreds
     python benchmarks/ops.py --readme                                      # the table of ops/README.md from the JSON
 
 What is measured stands in ``benchmarks/op_cases``. Both sides run in turns on the same inputs; no time is given unless
@@ -30,7 +31,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "ops")]
 
-from benchmarks import op_cases, ops_report, result_rows  # noqa: E402
+from benchmarks import op_cases, ops_report, result_rows, triton_tuning  # noqa: E402
 from benchmarks.op_cases import Case, Missing, Peer  # noqa: E402
 from benchmarks.ops_timing import Timed, ceilings, side_by_side, time_limit  # noqa: E402
 
@@ -154,6 +155,7 @@ def main() -> None:
     parser.add_argument("--cases", default="", help="files of op_cases, with commas between")
     parser.add_argument("--peers", default="", help="names of peers, with commas between; else all")
     parser.add_argument("--seconds", type=float, default=60.0, help="to make and check one peer")
+    parser.add_argument("--configurations", type=int, help="that Triton kernels of peers try, at most; else all")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no other case begins")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--milliseconds", type=float, default=20.0, help="of a round of one side")
@@ -168,6 +170,8 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/ops.py needs a CUDA device")
+    if args.configurations:
+        triton_tuning.try_at_most(args.configurations)
     begin, limits = time.monotonic(), ceilings()
     print(torch.cuda.get_device_name(), f"torch {torch.__version__};", {k: f"{v:.3g}/s" for k, v in limits.items()})
     rows: list[Row] = []

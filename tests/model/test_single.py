@@ -1,5 +1,7 @@
 """forward_ of one token, which is one kernel on Hopper: against float64, the operators, and the kernels of several."""
 
+import os
+
 import pytest
 import torch
 from torch import Tensor
@@ -111,6 +113,8 @@ def test_the_same_bytes_in_every_replay(tmp_path, shape: tiny.Shape) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=WIDTHS)
 def test_it_is_one_launch(tmp_path, shape: tiny.Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is the embedding and its layer norm; and the results of many kernels are near."""
+    if os.environ.get("COG_RWKV_GPU") == "plain":
+        pytest.skip("the plain path has a kernel for each part of a layer")
     tuned, _, _ = models(tmp_path, torch.float16, shape)
     before = filled(tuned, 3)
     graph = Graph(tuned, copied(before, tuned))
